@@ -1,0 +1,53 @@
+"""Where everything lives on a box. The one place that spells these paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_ROOT = Path("/opt/gpubox")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below one root. `root` is /opt/gpubox on a box and a temporary directory in unit tests."""
+
+    root: Path = DEFAULT_ROOT
+
+    @property
+    def stacks(self) -> Path:
+        return self.root / "stacks"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def releases(self) -> Path:
+        return self.root / "releases"
+
+    @property
+    def incoming(self) -> Path:
+        """Specs the controller uploads: inputs of builds, never used by a running server."""
+        return self.root / "incoming"
+
+    @property
+    def current(self) -> Path:
+        return self.root / "current"
+
+    @property
+    def previous(self) -> Path:
+        return self.root / "previous"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def wheel_cache(self) -> Path:
+        """uv's cache. It must share one mount with `stacks`: uv hard-links, and link(2) does not cross mounts."""
+        return self.root / "cache" / "uv"
+
+    def jit_cache(self, stack_id: str) -> Path:
+        """Compile caches of one stack (triton, inductor, flashinfer, bytecode), never shared between stacks."""
+        return self.root / "cache" / stack_id
