@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 class GpuboxError(Exception):
     """An error an operator can act on.
 
-    message: one line: who, what is wrong. hint: what is allowed and what to do. detail: log lines or a list, printed last.
+    message: one line: who, what is wrong. hint: what is allowed, what to do. detail: log lines or a list, printed last.
     """
 
     exit_code = ExitCode.FAILED

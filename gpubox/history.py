@@ -1,0 +1,76 @@
+"""history.jsonl: what was tried on this box and how it ended. Append-only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Verdict(StrEnum):
+    PROVED = "proved"  # the release serves and its probes passed
+    FAILED = "failed"  # the release was tried and did not prove
+    RESTORED = "restored"  # the old release was put back and proved again
+    UNPROVED = "unproved"  # the old release was put back, but it did not prove: the box needs a person
+    INTERRUPTED = "interrupted"  # the activation ended half-way (kill, power); the link was put back
+
+
+class Entry(BaseModel):
+    """One line of history. `seconds`: from the stop of the old server to this verdict."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    time: str
+    run: str
+    who: str
+    action: str
+    from_release: str | None
+    to_release: str | None
+    verdict: Verdict
+    step: str | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    log: list[str] = []
+
+
+def now() -> str:
+    """UTC, to the second, ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class History:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, entry: Entry) -> None:
+        """Durable before it returns. A line torn by a crash is closed first, so that it cannot swallow this one."""
+        line = (json.dumps(entry.model_dump(mode="json"), ensure_ascii=False) + "\n").encode()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Oldest first. Lines that a crash tore are passed over: they never were verdicts."""
+        if not self.path.exists():
+            return
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                yield Entry.model_validate_json(line)
+            except ValidationError:
+                continue
+
+    def last_good(self, release: str) -> Entry | None:
+        """The newest entry that proved `release`."""
+        good = [e for e in self if e.to_release == release and e.verdict in (Verdict.PROVED, Verdict.RESTORED)]
+        return good[-1] if good else None

@@ -1,0 +1,61 @@
+"""The operator's values for one box, as plain data in group_data; validated here and nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gpubox.server import Name
+from gpubox.toml import validate
+
+# Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
+PYINFRA_PREFIXES = ("_", "ssh_", "docker_", "pct_")
+
+
+class Settings(BaseModel):
+    """docs/settings.md shows each with an example; `pyinfra ... --data key=value` sets one for a single run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stack: Annotated[Name, Field(description="the software world to serve from: a directory of stacks/")]
+    server: Annotated[Name, Field(description="what to serve: a file of servers/")]
+    standby_stacks: Annotated[list[Name], Field(description="built and proved by every deploy, for rollback")] = []
+    overlay: Annotated[Name | None, Field(description="what this machine lacks: a directory of overlays/")] = None
+    python: Annotated[str, Field(pattern=r"^3\.\d+$", description="the box's system Python")] = "3.12"
+    listen_address: Annotated[str, Field(description="where the server listens; loopback keeps it closed")] = (
+        "127.0.0.1"
+    )
+    public_url: Annotated[str | None, Field(pattern=r"^https?://[^/]+$", description="where clients reach it")] = None
+    service_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "gpubox"
+    stop_timeout_s: Annotated[int, Field(ge=1, le=7200, description="time for requests in flight at a stop")] = 300
+    keep_releases: Annotated[int, Field(ge=2, le=100)] = 5
+    wheelhouse: Annotated[str | None, Field(pattern=r"^/", description="a directory of wheels on the box")] = None
+    offline: Annotated[bool, Field(description="build with no network: cache and wheelhouse only")] = False
+    force: Annotated[bool, Field(description="activate also a release that failed before")] = False
+
+    @field_validator("listen_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        ipaddress.ip_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _stacks_differ(self) -> Self:
+        if len(set(self.standby_stacks)) != len(self.standby_stacks):
+            raise ValueError(f"standby_stacks names a stack twice: {', '.join(self.standby_stacks)}")
+        return self
+
+    @property
+    def stacks(self) -> list[str]:
+        """The stack to serve first, then the standby stacks."""
+        return [self.stack, *(name for name in self.standby_stacks if name != self.stack)]
+
+
+def load_settings(data: Mapping[str, Any], host: str, ignore: Iterable[str] = ()) -> Settings:
+    """The settings in pyinfra's host data. `ignore`: further keys that are pyinfra's. Raises InputError naming `host`."""
+    ignored = set(ignore)
+    ours = {k: v for k, v in data.items() if k not in ignored and not k.startswith(PYINFRA_PREFIXES)}
+    return validate(Settings, ours, f"host {host}")

@@ -1,0 +1,87 @@
+"""Read a TOML file into a strict model, or say what is wrong in words a newcomer can act on."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gpubox.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises InputError when the file is missing, unreadable or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}", hint="check quotes and brackets near that place") from None
+
+
+def validate(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
+    """`data` as `model`. Raises InputError whose first line names origin, key and value; all problems follow."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = [_problem(model, data, dict(item)) for item in error.errors(include_url=False)]
+        message, hint = problems[0]
+        rest = "\n".join(f"{origin}: {text}" for text, _ in problems[1:])
+        raise InputError(f"{origin}: {message}", hint=hint, detail=rest) from None
+
+
+def load(model: type[Model], path: Path) -> Model:
+    return validate(model, read_toml(path), str(path))
+
+
+def nearest(word: str, words: Mapping[str, Any] | set[str] | list[str]) -> str:
+    """'did you mean …' or the list of what exists."""
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(words))
+
+
+def _problem(model: type[BaseModel], data: Mapping[str, Any], item: dict[str, Any]) -> tuple[str, str]:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(model, [str(part) for part in item["loc"][:-1]])
+        return f"unknown key {key!r}", nearest(str(item["loc"][-1]), known) if known else "remove it"
+    if item["type"] == "missing":
+        return f"key {key!r} is missing", "add it; docs/ has a page for each file with an example"
+    return f"{key} = {item['input']!r}: {item['msg']}", f"allowed: {_allowed(item)}"
+
+
+def _allowed(item: dict[str, Any]) -> str:
+    context = item.get("ctx") or {}
+    if "expected" in context:
+        return str(context["expected"])
+    return str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> set[str]:
+    for part in path:
+        if part.isdigit():
+            continue
+        field = model.model_fields.get(part)
+        nested = _nested_model(field.annotation) if field else None
+        if nested is None:
+            return set()
+        model = nested
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _nested_model(argument)
+        if found:
+            return found
+    return None

@@ -1,0 +1,94 @@
+"""The ground a box stands on: packages, the service user, directories and files. Decided from one batched fact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import StringCommand, operation
+from pyinfra.operations import apt, files, server, systemd
+
+from facts.box import box_state
+
+
+@dataclass(frozen=True)
+class Directory:
+    path: str
+    mode: str = "755"
+    owner: str = "root"
+
+
+@dataclass(frozen=True)
+class File:
+    path: str
+    content: str
+    mode: str = "644"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+
+@operation()
+def packages(names: list[str]) -> Iterator[Any]:
+    """Debian packages are installed; those that are stay at their version."""
+    missing = [name for name in names if not box_state().has("package", name)]
+    if not missing:
+        host.noop("all packages are installed")
+        return
+    yield from apt.packages._inner(packages=missing, update=True, no_recommends=True)
+
+
+@operation()
+def service_user(user: str, home: str) -> Iterator[Any]:
+    """A system user that may log in nowhere, for the server to run as."""
+    if box_state().get("user") == user:
+        host.noop(f"user {user} exists")
+        return
+    yield from server.user._inner(user=user, system=True, home=home, create_home=False, shell="/usr/sbin/nologin")
+
+
+@operation()
+def directories(wanted: list[Directory]) -> Iterator[Any]:
+    seen = box_state().directories
+    wrong = [d for d in wanted if seen.get(d.path) != (d.mode, f"{d.owner}:{d.owner}")]
+    if not wrong:
+        host.noop("all directories are there")
+    for directory in wrong:
+        yield from files.directory._inner(
+            path=directory.path, mode=directory.mode, user=directory.owner, group=directory.owner
+        )
+
+
+@operation()
+def rendered_files(wanted: list[File]) -> Iterator[Any]:
+    seen = box_state().files
+    wrong = [f for f in wanted if seen.get(f.path) != (f.sha256, f.mode, "root:root")]
+    if not wrong:
+        host.noop("all files are as rendered")
+    for file in wrong:
+        yield from files.put._inner(
+            src=StringIO(file.content),
+            dest=file.path,
+            mode=file.mode,
+            user="root",
+            group="root",
+            create_remote_dir=True,
+        )
+
+
+@operation()
+def units(enabled: list[str]) -> Iterator[Any]:
+    """systemd knows the unit files as they are on disk, and starts these at boot. Starts and restarts nothing."""
+    seen = box_state()
+    if seen.get("reload"):
+        yield StringCommand("systemctl", "daemon-reload")
+    missing = [unit for unit in enabled if not seen.has("enabled", f"{unit} enabled")]
+    if not missing and not seen.get("reload"):
+        host.noop("units are known and enabled")
+    for unit in missing:
+        yield from systemd.service._inner(service=unit, running=None, enabled=True)

@@ -1,0 +1,42 @@
+"""The ground: packages, the service user, directories, units. Starts and restarts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pyinfra.api import deploy
+
+from gpubox.plan import BoxPlan
+from gpubox.settings import Settings
+from ops import base
+from ops.base import Directory, File
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+PACKAGES = ["ca-certificates", "gcc", "iproute2", "libc6-dev", "libnuma1", "procps", "python3", "python3-venv"]
+UNITS = ["sglang.service", "gpubox-recover.service"]
+
+
+def directories(settings: Settings) -> list[Directory]:
+    root = [
+        Directory(f"/opt/gpubox{path}") for path in ("", "/incoming", "/models", "/releases", "/stacks", "/toolsets")
+    ]
+    private = [Directory("/opt/gpubox/state", mode="700")]
+    return [*root, *private, Directory("/opt/gpubox/cache")]
+
+
+def rendered(settings: Settings) -> list[File]:
+    """Every file below templates/, at the path that mirrors its own."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
+    names = sorted(environment.list_templates(extensions=["j2"]))
+    values = settings.model_dump()
+    return [File("/" + name.removesuffix(".j2"), environment.get_template(name).render(values)) for name in names]
+
+
+@deploy("Box")
+def box(plan: BoxPlan) -> None:
+    base.packages(name="Debian packages", names=PACKAGES)
+    base.service_user(name="Service user", user=plan.settings.service_user, home="/opt/gpubox/cache")
+    base.directories(name="Directories", wanted=directories(plan.settings))
+    base.rendered_files(name="Unit files", wanted=rendered(plan.settings))
+    base.units(name="Units", enabled=UNITS)

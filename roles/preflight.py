@@ -1,0 +1,70 @@
+"""Refuse bad input before the first operation, on any host: pyinfra reads every deploy before it runs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyinfra import host
+from pyinfra.api.exceptions import DeployError
+
+from facts.box import BoxState, Question, box_state, look_at
+from gpubox.errors import GpuboxError, InputError, RefusedError
+from gpubox.plan import BoxPlan, plan_box
+from gpubox.settings import load_settings
+from roles.box import PACKAGES, directories, rendered
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def preflight(*, activates: bool = True) -> BoxPlan:
+    """The plan for the current host. Raises DeployError: host, key, value, what is allowed, what to do.
+
+    activates: this run will activate the plan's release, so one that failed before is refused too.
+    """
+    try:
+        plan = plan_box(ROOT, load_settings(host.data.dict(), host.name))
+        paths = [item.path for item in (*directories(plan.settings), *rendered(plan.settings))]
+        look_at(Question(plan.settings, tuple(PACKAGES), tuple(paths), plan.server.port, plan.server.model.path or ""))
+        _check_box(plan, box_state())
+        if activates:
+            _check_not_failed(plan, box_state())
+    except GpuboxError as error:
+        raise DeployError(f"{host.name}: {error}") from None
+    return plan
+
+
+def _check_box(plan: BoxPlan, seen: BoxState) -> None:
+    settings = plan.settings
+    if plan.overlay and plan.overlay.refuse_nvidia_driver and (driver := seen.get("driver")):
+        raise RefusedError(
+            f"overlay = {plan.overlay.name!r} is for machines without a GPU, and this one has a driver: {driver}",
+            hint="remove overlay from this host's group_data",
+        )
+    if seen.has("command", "python3") and not seen.has("command", f"python{settings.python}"):
+        raise InputError(
+            f"python = {settings.python!r}: the box has no python{settings.python}",
+            hint="set python to the box's own version (python3 --version) if the stack's lock covers it, or install it",
+        )
+    if (listener := seen.get("listener")) and "sglang" not in listener and not seen.get("running"):
+        raise InputError(
+            f"port = {plan.server.port} is in use on the box: {listener}",
+            hint="end that process, or give the server profile another port",
+        )
+    if plan.server.model.path and not seen.get("model_config"):
+        raise InputError(
+            f"model.path = {plan.server.model.path!r}: no config.json there on the box",
+            hint="mount or copy the model there, or correct the path in servers/",
+        )
+    if settings.wheelhouse and not seen.get("wheelhouse"):
+        raise InputError(f"wheelhouse = {settings.wheelhouse!r}: no such directory on the box", hint="correct the path")
+
+
+def _check_not_failed(plan: BoxPlan, seen: BoxState) -> None:
+    if plan.settings.force:
+        return
+    marks = [value for value in seen.many.get("failed", []) if value.startswith(plan.wanted.id + " ")]
+    if marks:
+        raise RefusedError(
+            f"release {plan.wanted.id} failed when it was last activated: {marks[0].partition(' ')[2]}",
+            hint="change the stack or the server profile, or try it again with --data force=true",
+        )

@@ -1,0 +1,22 @@
+"""The switch: releases into the store, the wanted one activated, the public address proved."""
+
+from __future__ import annotations
+
+from pyinfra import host
+from pyinfra.api import deploy
+
+from gpubox.plan import BoxPlan
+from ops import release as op
+
+
+@deploy("Serve")
+def serve(plan: BoxPlan) -> None:
+    op.releases_added(name="Releases", specs=plan.releases)
+    op.activated(name="Activate", plan=plan)
+    prove_from_outside(plan)
+
+
+def prove_from_outside(plan: BoxPlan) -> None:
+    url = plan.public_url(host.data.get("ssh_hostname") or host.name)
+    if url:
+        op.proved_from_outside(name="Prove from outside", url=url, plan=plan)
