@@ -79,7 +79,7 @@ def start(layout: Layout, request: Request) -> Run:
 
 
 def follow(run: Run, show: Callable[[str], None]) -> Outcome:
-    """Show the run's log lines until it is over. Raises GpuboxError when it was killed before it could say how it ended."""
+    """Show the run's log lines until it is over. Raises GpuboxError when the run was killed half-way."""
     for line in _lines(run):
         show(line)
     outcome = run.outcome()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -54,8 +54,7 @@ class Settings(BaseModel):
         return [self.stack, *(name for name in self.standby_stacks if name != self.stack)]
 
 
-def load_settings(data: Mapping[str, Any], host: str, ignore: Iterable[str] = ()) -> Settings:
-    """The settings in pyinfra's host data. `ignore`: further keys that are pyinfra's. Raises InputError naming `host`."""
-    ignored = set(ignore)
-    ours = {k: v for k, v in data.items() if k not in ignored and not k.startswith(PYINFRA_PREFIXES)}
+def load_settings(data: Mapping[str, Any], host: str) -> Settings:
+    """The settings in pyinfra's host data. Raises InputError naming `host`."""
+    ours = {key: value for key, value in data.items() if not key.startswith(PYINFRA_PREFIXES)}
     return validate(Settings, ours, f"host {host}")

@@ -67,10 +67,10 @@ def releases_added(specs: list[ReleaseSpec]) -> Iterator[Any]:
 def activated(plan: BoxPlan) -> Iterator[Any]:
     """The wanted release serves. Decided by what the box runs now, not by what changed in this run."""
     wanted, seen = plan.wanted.id, box_state()
-    if seen.get("current") == wanted and seen.get("running") == wanted and seen.get("active") == "active":
-        if not seen.get("pending"):
-            host.noop(f"{wanted} serves")
-            return
+    serves = seen.get("current") == seen.get("running") == wanted and seen.get("active") == "active"
+    if serves and not seen.get("pending"):
+        host.noop(f"{wanted} serves")
+        return
     force = ["--force"] if plan.settings.force else []
     yield Streamed(GPUBOX, "activate", "--who", QuoteString(deployer()), *force, wanted)
     protect = [word for spec in plan.releases for word in ("--protect", spec.id)]
