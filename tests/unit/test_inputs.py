@@ -1,0 +1,145 @@
+"""Whatever an operator may write wrong: refused with a message that names file, key, value and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubox.engine import EngineArguments
+from gpubox.errors import InputError
+from gpubox.server import check_environment, load_server
+from gpubox.settings import Settings, load_settings
+
+REPO = Path(__file__).resolve().parents[2]
+GOOD = {"stack": "cuda128", "server": "smollm2"}
+PROFILE = (REPO / "servers" / "smollm2.toml").read_text()
+
+
+def problem_of(data: dict[str, object]) -> str:
+    with pytest.raises(InputError) as caught:
+        load_settings({**GOOD, **data}, "box1")
+    return str(caught.value)
+
+
+def profile_problem(tmp_path: Path, old: str, new: str) -> str:
+    assert old in PROFILE
+    (tmp_path / "smollm2.toml").write_text(PROFILE.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        load_server(tmp_path, "smollm2")
+    return str(caught.value)
+
+
+def test_pyinfra_keys_are_not_ours() -> None:
+    settings = load_settings({**GOOD, "ssh_user": "root", "_sudo": True}, "box1")
+    assert settings == Settings(stack="cuda128", server="smollm2")
+
+
+def test_unknown_setting_suggests_the_nearest() -> None:
+    text = problem_of({"standby_stack": ["cuda128"]})
+    assert text.splitlines()[0] == "host box1: unknown key 'standby_stack'"
+    assert "did you mean 'standby_stacks'?" in text
+
+
+def test_wrong_type_names_host_key_value_and_what_is_allowed() -> None:
+    text = problem_of({"keep_releases": "many"})
+    assert text.startswith("host box1: keep_releases = 'many': ")
+    assert "valid integer" in text
+
+
+def test_missing_setting() -> None:
+    with pytest.raises(InputError, match="host box1: key 'server' is missing"):
+        load_settings({"stack": "cuda128"}, "box1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("python", 3.12),
+        ("listen_address", "everywhere"),
+        ("wheelhouse", "relative/path"),
+        ("stop_timeout_s", 0),
+        ("public_url", "ftp://box"),
+        ("standby_stacks", ["a", "a"]),
+        ("stack", "../../etc"),
+        ("service_user", "root; rm"),
+    ],
+)
+def test_bad_values_are_refused_with_their_name(key: str, value: object) -> None:
+    text = problem_of({key: value})
+    assert text.startswith("host box1: ")
+    assert key in text.splitlines()[0]
+
+
+def test_every_problem_is_told_at_once() -> None:
+    text = problem_of({"keep_releases": 0, "stop_timeout_s": "x"})
+    assert "keep_releases" in text
+    assert "stop_timeout_s" in text
+
+
+def test_the_shipped_profile_is_valid() -> None:
+    assert load_server(REPO / "servers", "smollm2").engine.context_length == 2048
+
+
+def test_a_server_that_does_not_exist() -> None:
+    with pytest.raises(InputError, match=r"server = 'smolm2': there is no") as caught:
+        load_server(REPO / "servers", "smolm2")
+    assert "did you mean 'smollm2'?" in str(caught.value)
+
+
+def test_context_length_zero(tmp_path: Path) -> None:
+    text = profile_problem(tmp_path, "context_length = 2048", "context_length = 0")
+    assert "smollm2.toml: engine.context_length = 0: " in text.splitlines()[0]
+    assert "greater than or equal to 1" in text
+
+
+def test_unknown_engine_argument(tmp_path: Path) -> None:
+    text = profile_problem(tmp_path, "context_length", "contxt_length")
+    assert "unknown key 'engine.contxt_length'" in text.splitlines()[0]
+    assert "did you mean 'context_length'?" in text
+
+
+def test_arguments_that_gpubox_decides_are_no_fields() -> None:
+    assert not {"model_path", "served_model_name", "host", "port"} & set(EngineArguments.model_fields)
+
+
+def test_colon_in_the_served_name(tmp_path: Path) -> None:
+    assert "must not contain ':'" in profile_problem(
+        tmp_path, 'served_model_name = "smollm2"', 'served_model_name = "a:b"'
+    )
+
+
+def test_model_by_build_and_path(tmp_path: Path) -> None:
+    assert "exactly one" in profile_problem(tmp_path, 'build = "smollm2"', 'build = "smollm2"\npath = "/models/x"')
+
+
+def test_not_toml(tmp_path: Path) -> None:
+    assert "not valid TOML" in profile_problem(tmp_path, "[model]", "[model")
+
+
+def test_name_and_file_differ(tmp_path: Path) -> None:
+    assert "but the file says" in profile_problem(tmp_path, 'name = "smollm2"', 'name = "other"')
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3))
+def test_environment_is_one_printable_line_or_refused(environment: dict[str, str]) -> None:
+    try:
+        check_environment(environment)
+    except ValueError:
+        return
+    for name, value in environment.items():
+        assert name.isascii()
+        assert not name.startswith("GPUBOX_")
+        assert "\n" not in value
+        assert "\0" not in value
+        assert "=" not in name
+
+
+@given(st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text()))))
+def test_any_data_is_settings_or_an_input_error(data: dict[str, object]) -> None:
+    try:
+        load_settings(data, "box1")
+    except InputError as error:
+        assert str(error).startswith("host box1: ")
