@@ -1,0 +1,163 @@
+"""make bench-deploy: what a rollback, a converged deploy and a second stack cost, as ratios from one run in the lab.
+
+Runs the real engine in the box box1 of the lab; brings it up and deploys to it first if need be. Prints text, and JSON with --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import requests
+
+from lab.boxes import Box, Lab
+from lab.settings import REPOSITORY
+
+URL = "http://{address}:30000/v1/chat/completions"
+QUESTION = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 32,
+}
+LIMIT_S = 1200.0
+
+
+def pyinfra(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", *arguments]
+    environment = {**os.environ, "GPUBOX_LAB_BOXES": "box1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def answers(box: Box) -> bool:
+    try:
+        reply = requests.post(URL.format(address=box.address), json=QUESTION, timeout=60)
+        return reply.ok and "Paris" in reply.json()["choices"][0]["message"]["content"]
+    except requests.RequestException:
+        return False
+
+
+def seconds_to_answer(box: Box, act: Callable[[], None]) -> float:
+    """From the start of `act` to the first right answer of a server that is another process than before."""
+    before = main_pid(box)
+    started = time.monotonic()
+    act()
+    while time.monotonic() - started < LIMIT_S:
+        if main_pid(box) not in (before, 0) and answers(box):
+            return time.monotonic() - started
+        time.sleep(0.2)
+    raise SystemExit(f"no right answer within {LIMIT_S:.0f} s")
+
+
+def main_pid(box: Box) -> int:
+    return int(box.run("systemctl show -p MainPID --value sglang.service").stdout or 0)
+
+
+def current_stack(box: Box) -> str:
+    return str(json.loads(box.run("gpubox status --json").stdout)["current"]).split("-", 1)[1].rsplit("-", 1)[0]
+
+
+def rollback_over_restart(box: Box, repeats: int) -> dict[str, object]:
+    """Rollback and bare restart to the same stack, alternating; both arms start from the other stack's warm caches."""
+    restarts, rollbacks = [], []
+    for _ in range(repeats):
+        home = current_stack(box)
+        restarts.append(seconds_to_answer(box, lambda: in_background(box, "systemctl restart sglang.service")))
+        box.run("gpubox rollback")
+        rollbacks.append(seconds_to_answer(box, lambda: in_background(box, f"gpubox rollback --stack {home}")))
+        wait_until_recorded(box)
+    return {
+        "restart_s": restarts,
+        "rollback_s": rollbacks,
+        "ratio": round(statistics.median(rollbacks) / statistics.median(restarts), 3),
+        "goal": 1.05,
+    }
+
+
+def in_background(box: Box, command: str) -> None:
+    subprocess.Popen(
+        ["lxc-attach", "-n", box.container, "--", "sh", "-c", command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_until_recorded(box: Box) -> None:
+    while json.loads(box.run("gpubox status --json").stdout)["activation"]:
+        time.sleep(0.5)
+
+
+def converged_deploy(repeats: int) -> dict[str, object]:
+    """Seconds of a deploy that changes nothing over seconds of pyinfra connecting and doing nothing; remote commands."""
+    idle, full = [], []
+    for _ in range(repeats):
+        idle.append(timed(lambda: pyinfra("exec", "-y", "--", "true")))
+        full.append(timed(lambda: pyinfra("deploy.py", "-y")))
+    verbose = pyinfra("deploy.py", "-y", "-vvv", "--debug")
+    commands = verbose.stderr.count("Running command on ")
+    return {
+        "connect_only_s": round(statistics.median(idle), 2),
+        "deploy_s": round(statistics.median(full), 2),
+        "beyond_connection_s": round(statistics.median(full) - statistics.median(idle), 2),
+        "goal_s": 5,
+        "remote_commands": commands,
+        "controller_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
+    }
+
+
+def timed(act: Callable[[], object]) -> float:
+    started = time.monotonic()
+    act()
+    return time.monotonic() - started
+
+
+def second_stack(box: Box) -> dict[str, object]:
+    """Build the standby stack again from a warm cache, under the same root: seconds, and bytes that are not links."""
+    stack = box.run("ls -d /opt/gpubox/stacks/cuda128-*").stdout.strip()
+    spec = stack.replace("/stacks/", "/incoming/")
+    used = "df -B1 --output=used /opt/gpubox | tail -n 1"
+    box.run(f"mv {stack} /opt/gpubox/.bench-first")
+    try:
+        before = int(box.run(used).stdout)
+        seconds = timed(lambda: box.run(f"gpubox stack build --offline {spec}", timeout=1200))
+        after = int(box.run(used).stdout)
+    finally:
+        box.run(f"rm -rf {stack} && mv /opt/gpubox/.bench-first {stack}")
+    apparent = int(box.run(f"du -sb --count-links {stack}").stdout.split()[0])
+    return {"seconds": round(seconds, 1), "bytes_added": after - before, "bytes_apparent": apparent}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    (box,) = Lab.up(["box1"])
+    pyinfra("deploy.py", "-y")
+    found = {
+        "converged deploy": converged_deploy(5),
+        "second stack from a warm cache": second_stack(box),
+        "rollback over restart": rollback_over_restart(box, options.repeats),
+    }
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for title, numbers in found.items():
+        print(title)
+        for name, value in numbers.items():
+            print(f"  {name:24} {value}")
+
+
+if __name__ == "__main__":
+    main()
