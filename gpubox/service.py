@@ -121,7 +121,7 @@ def processes_in(cgroup: str) -> list[int]:
 def port_owner(port: int) -> str | None:
     """Who listens on TCP `port`: 'name (pid)', or None. Sees all processes only as root."""
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
             if connection.pid is None:
                 return "a process of another namespace or user"
             return f"{psutil.Process(connection.pid).name()} ({connection.pid})"

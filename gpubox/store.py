@@ -10,6 +10,7 @@ from pathlib import Path
 from gpubox.errors import BrokenError, InputError
 from gpubox.files import link_atomic, sync_directory, write_atomic
 from gpubox.layout import Layout
+from gpubox.model import check_model_directory
 from gpubox.release import RELEASE_ID, Release, read_release
 from gpubox.toml import nearest
 
@@ -48,7 +49,7 @@ class Store:
         if release.model_id:
             needed["model"] = self.layout.models / release.model_id / "model.json"
         else:
-            needed["model"] = Path(release.model_path) / "config.json"
+            check_model_directory(Path(release.model_path))
         for what, path in needed.items():
             if not path.is_file():
                 raise BrokenError(
