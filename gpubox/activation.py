@@ -332,7 +332,8 @@ class _Steps:
         self._report(f"{step}: {STEPS[step]}")
         started = time.monotonic()
         yield
-        self._report(f"{step}: done in {time.monotonic() - started:.1f} s")
+        if (seconds := time.monotonic() - started) >= 1:
+            self._report(f"{step}: done in {seconds:.1f} s")
         self._box._pause(f"{step}:after")
 
     def _publish(self, step: Step) -> None:

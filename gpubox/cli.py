@@ -220,6 +220,6 @@ def run_activation(run_name: str) -> None:
 @click.option("--boot", is_flag=True, help="Only move the link: systemd starts the server right after.")
 def recover(run_name: str | None, boot: bool) -> None:
     """Put the old release back if an activation was interrupted."""
-    del run_name  # it is in the unit's command line for whoever reads `systemctl cat`
-    if not open_box().recover(click.echo, restart=not boot):
+    found = open_box().recover(click.echo, restart=not boot)
+    if not found and run_name is None:  # the end of every run calls this: silence is its usual answer
         click.echo("nothing was interrupted")

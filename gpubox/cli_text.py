@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -10,7 +12,6 @@ from gpubox.status import ReleaseRow, Status
 
 
 def show_status(seen: Status) -> None:
-    table = Table.grid(padding=(0, 2))
     rows: list[tuple[str, str | None]] = [
         ("release", seen.current or "none"),
         ("previous", seen.previous),
@@ -26,8 +27,7 @@ def show_status(seen: Status) -> None:
     ]  # fmt: skip
     for name, value in rows:
         if value:
-            table.add_row(name, value)
-    _console().print(table)
+            print(f"{name:<12}{value}")
 
 
 def show_releases(rows: list[ReleaseRow]) -> None:
@@ -57,5 +57,5 @@ def _last(entry: Entry) -> str:
 
 
 def _console() -> Console:
-    """Plain text, never wrapped at a pipe's idea of 80 columns: people grep this."""
-    return Console(highlight=False, markup=False, soft_wrap=True)
+    """Plain text; a pipe has no width, and lines that people grep are not folded to 80 columns."""
+    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)

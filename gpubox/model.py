@@ -5,29 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gpubox.canonical import DIGEST_LENGTH, canonical_json, sha256_hex
 from gpubox.errors import BrokenError, InputError, ProofError
-from gpubox.files import sync_directory, write_atomic
+from gpubox.files import sync_directory
 from gpubox.layout import Layout
 from gpubox.lockfile import parse_lock
+from gpubox.running import run_lines
 from gpubox.server import Name
 from gpubox.toml import load
+from gpubox.uv_errors import explain_uv_failure
 
 LOCK = "requirements.lock"
 CONVERT = "convert.py"
 SPEC = "spec.json"
 PROVED = "model.json"
+AGAIN = "fetch the model again"
+HEADER_LIMIT = 100_000_000  # bytes; safetensors itself refuses a longer header
+
 Report = Callable[[str], None]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class _Strict(BaseModel):
@@ -42,13 +49,20 @@ class ModelFile(_Strict):
 
 
 class Model(_Strict):
-    """`models/<name>/model.toml`. `files` are what the conversion must give, by name."""
+    """`models/<name>/model.toml`. `files` are all that the conversion must give, by name, config.json among them."""
 
     name: Name
     description: str
     license: str
     source: str
-    files: Annotated[dict[str, ModelFile], Field(min_length=1)]
+    files: dict[FileName, ModelFile]
+
+    @field_validator("files")
+    @classmethod
+    def _has_config(cls, value: dict[str, ModelFile]) -> dict[str, ModelFile]:
+        if "config.json" not in value:
+            raise ValueError("config.json is not listed; no engine loads a model without it")
+        return value
 
 
 class ModelBuild(_Strict):
@@ -57,8 +71,8 @@ class ModelBuild(_Strict):
     schema_version: Literal[1] = 1
     name: Name
     python: str
-    files: dict[str, ModelFile]
-    inputs: dict[str, str]
+    files: dict[FileName, ModelFile]
+    inputs: dict[FileName, str]
 
 
 @dataclass(frozen=True)
@@ -120,28 +134,32 @@ def build_model(
 ) -> Path:
     """Fetch, convert, verify, and give the model its final name; returns its directory. Does nothing when it is there.
 
-    Raises ProofError when the wheels cannot be had or the result has other bytes than model.toml says.
+    Raises BrokenError for a damaged spec, GpuboxError when the wheels cannot be had, ProofError when the conversion
+    fails or gives other bytes than model.toml says; then nothing has the final name.
     """
     spec = read_model_spec(spec_dir)
     final = layout.models / spec.id
+    work = layout.models / f".building-{spec.id}"
+    shutil.rmtree(
+        work, ignore_errors=True
+    )  # a conversion takes seconds: not worth resuming; downloads are in the cache
     if (final / PROVED).is_file():
+        report(f"model {spec.id} is built already")
         return final
-    building = layout.models / f".building-{spec.id}"
-    out = building / "out"
-    shutil.rmtree(building, ignore_errors=True)  # a conversion takes seconds: not worth resuming half-way
+    if final.exists():
+        raise BrokenError(f"{final}: has no {PROVED}", hint="somebody changed it: remove it and deploy again")
+    out = work / "out"
     out.mkdir(parents=True)
-    report(f"fetching the wheels of model {spec.build.name}")
-    venv = _make_venv(building / "venv", spec_dir, spec, layout, wheelhouse=wheelhouse, offline=offline)
-    report("converting")
-    site_packages = next((venv / "lib").glob("python3.*")) / "site-packages"
-    _run([venv / "bin" / "python", "-I", "-B", spec_dir / CONVERT, site_packages, out], "the conversion failed")
-    report("verifying")
+    _make_venv(work / "venv", spec_dir, spec, layout, wheelhouse=wheelhouse, offline=offline, report=report)
+    _convert(work / "venv", spec_dir, spec, out, report)
+    report("verifying the result")
     _check_files(out, spec.build.files)
-    write_atomic(out / PROVED, canonical_json(spec.build.model_dump(mode="json")))
-    _sync_files(out)
+    (out / PROVED).write_bytes(canonical_json(spec.build.model_dump(mode="json")))
+    _make_durable(out)
     out.rename(final)
     sync_directory(layout.models)
-    shutil.rmtree(building)
+    shutil.rmtree(work)
+    report(f"model {spec.id} is built and verified")
     return final
 
 
@@ -160,63 +178,122 @@ def verify_model(directory: Path) -> None:
 def check_model_directory(directory: Path) -> None:
     """Whether a checkpoint that an operator brought is whole: the engine loads one with missing shards without a word.
 
-    config.json parses, every shard of the index is there, no file is shorter than its header says, and no download is
-    half-done. Raises InputError naming the file. Source: sglang#32279.
+    config.json parses, no download is half-done, every shard and every tensor of the index is there, and no shard is
+    shorter or longer than its header says. Raises InputError naming the file. Source: sglang#32279.
     """
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such model directory", hint="correct model.path of the server profile")
     _read_json(directory / "config.json")
-    if left := sorted(directory.rglob("*.incomplete")):
-        raise InputError(f"{left[0]}: an unfinished download", hint="finish it")
+    if unfinished := _unfinished_downloads(directory):
+        raise InputError(f"{unfinished[0]}: an unfinished download", hint="finish the download, or remove that file")
     index = directory / "model.safetensors.index.json"
-    shards = {str(name) for name in _read_json(index)["weight_map"].values()} if index.is_file() else set()
-    for name in sorted(shards or {path.name for path in directory.glob("*.safetensors")}):
-        _check_shard(directory / name)
+    shards = _indexed_shards(index) if index.is_file() else _found_shards(directory)
+    for name, tensors in sorted(shards.items()):
+        missing = tensors - _check_shard(directory / name)
+        if missing:
+            raise InputError(f"{directory / name}: lacks {min(missing)}, which {index.name} puts there", hint=AGAIN)
 
 
-def _check_shard(path: Path) -> None:
-    """A safetensors file is 8 bytes of header length, a JSON header, and data up to the largest offset in it."""
+def _unfinished_downloads(directory: Path) -> list[Path]:
+    """In a snapshot of a Hugging Face cache, unfinished files lie beside it, in blobs/."""
+    places = [directory]
+    if directory.parent.name == "snapshots":
+        places.append(directory.parent.parent / "blobs")
+    return sorted(path for place in places for path in place.rglob("*.incomplete"))
+
+
+def _indexed_shards(index: Path) -> dict[str, set[str]]:
+    shards: dict[str, set[str]] = {}
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: has no weight_map", hint=AGAIN)
+    for tensor, shard in weight_map.items():
+        shards.setdefault(str(shard), set()).add(tensor)
+    return shards
+
+
+def _found_shards(directory: Path) -> dict[str, set[str]]:
+    """Without an index only the names tell whether all are there: model-00001-of-00004.safetensors."""
+    names = {path.name for path in directory.glob("*.safetensors")}
+    if not names and not any(directory.glob("*.bin")):
+        raise InputError(
+            f"{directory}: holds no weights", hint="a checkpoint has *.safetensors (or older, *.bin) files"
+        )
+    for name in sorted(names):
+        if parts := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.safetensors)", name):
+            names |= {
+                f"{parts[1]}{number:0{len(parts[2])}}{parts[3]}{parts[4]}{parts[5]}"
+                for number in range(1, int(parts[4]) + 1)
+            }
+    return {name: set() for name in names}
+
+
+def _check_shard(path: Path) -> set[str]:
+    """The tensors of a safetensors file: 8 bytes of header length, a JSON header, data up to the largest offset."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-        end = (
-            8
-            + length
-            + max((entry["data_offsets"][1] for k, entry in header.items() if k != "__metadata__"), default=0)
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: not a whole safetensors file: {error}", hint="fetch this shard again") from None
+            header = json.loads(stream.read(min(length, HEADER_LIMIT)))
+            tensors = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+            end = 8 + length + max(tensors.values(), default=0)
+    except FileNotFoundError:
+        raise InputError(f"{path}: this part of the model is missing", hint=AGAIN) from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a whole safetensors file: {error}", hint=AGAIN) from None
     if path.stat().st_size != end:
-        raise InputError(f"{path}: has {path.stat().st_size} bytes, its header says {end}", hint="fetch it again")
+        raise InputError(f"{path}: has {path.stat().st_size} bytes, its header says {end}", hint=AGAIN)
+    return set(tensors)
 
 
-def _read_json(path: Path) -> dict[str, dict[str, str]]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable JSON: {error}", hint="a model directory needs it") from None
     if not isinstance(data, dict):
-        raise InputError(f"{path}: not a JSON object", hint="fetch it again")
+        raise InputError(f"{path}: not a JSON object", hint=AGAIN)
     return data
 
 
 def _make_venv(
-    venv: Path, spec_dir: Path, spec: ModelSpec, layout: Layout, *, wheelhouse: Path | None, offline: bool
-) -> Path:
+    venv: Path,
+    spec_dir: Path,
+    spec: ModelSpec,
+    layout: Layout,
+    *,
+    wheelhouse: Path | None,
+    offline: bool,
+    report: Report,
+) -> None:
+    """A venv of the locked wheels, from the system's Python; it lives only while the model is built."""
+    report(f"fetching the wheels of model {spec.build.name}")
     uv = Path(sys.executable).with_name("uv")
-    where = [*(["--find-links", str(wheelhouse)] if wheelhouse else []), *(["--offline"] if offline else [])]
-    environment = {"UV_CACHE_DIR": str(layout.wheel_cache)}
-    _run([uv, "venv", "--quiet", "--python", spec.build.python, venv], "no venv", environment)
-    sync: list[str | Path] = [uv, "pip", "sync", "--quiet", "--require-hashes", "--no-build", "--python", venv / "bin" / "python", *where]
-    _run([*sync, spec_dir / LOCK], f"model {spec.build.name}: its wheels cannot be installed", environment)
-    return venv
+    make: list[str | Path] = [uv, "venv", "--python", spec.build.python, "--python-preference", "only-system", venv]
+    sync: list[str | Path] = [uv, "pip", "sync", "--require-hashes", "--no-build", "--python", venv / "bin" / "python"]
+    sync += ["--find-links", wheelhouse] if wheelhouse else []
+    sync += ["--offline"] if offline else []
+    settings = {"UV_CACHE_DIR": str(layout.wheel_cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    said: list[str] = []
+    for command in (make, [*sync, spec_dir / LOCK]):
+        status = run_lines(
+            command,
+            environment=os.environ | settings,
+            on_line=said.append,
+            on_silence=lambda seconds: report(f"still fetching after {seconds:.0f} s"),
+        )
+        if status != 0:
+            free = shutil.disk_usage(layout.models).free
+            raise explain_uv_failure(f"model {spec.id}", "\n".join(said), free_bytes=free)
 
 
-def _run(command: list[str | Path], problem: str, environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
-    )
+def _convert(venv: Path, spec_dir: Path, spec: ModelSpec, out: Path, report: Report) -> None:
+    report("converting")
+    site_packages = venv / "lib" / f"python{spec.build.python}" / "site-packages"
+    command: list[str | Path] = [venv / "bin" / "python", "-I", "-B", spec_dir / CONVERT, site_packages, out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ProofError(problem, hint="see below; a deploy tries again", detail=(done.stdout + done.stderr)[-4000:])
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+        raise ProofError(f"model {spec.id}: {CONVERT} ended with {done.returncode}", hint="read it below", detail=tail)
 
 
 def _check_files(directory: Path, expected: dict[str, ModelFile]) -> None:
@@ -234,8 +311,11 @@ def _check_files(directory: Path, expected: dict[str, ModelFile]) -> None:
         raise ProofError(f"{directory}: unexpected {', '.join(sorted(extra))}", hint="list it in model.toml")
 
 
-def _sync_files(directory: Path) -> None:
+def _make_durable(directory: Path) -> None:
+    """On disk before the final name is; readable for the user that serves (safetensors writes files of mode 0600)."""
     for path in directory.iterdir():
         with path.open("rb") as stream:
+            os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
+    directory.chmod(0o755)
     sync_directory(directory)

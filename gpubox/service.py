@@ -65,8 +65,9 @@ class SystemdService:
         )
 
     def start(self) -> None:
+        """Returns when the server's process was started, which is not when it is ready."""
         systemctl("reset-failed", self.unit)
-        systemctl("start", "--no-block", self.unit)
+        systemctl("start", self.unit)
 
     def stop(self, port: int, report: Callable[[str], None]) -> bool:
         """Stop and wait until nothing is left: cgroup empty, `port` free, GPUs idle.

@@ -1,0 +1,51 @@
+# `make` lists the targets. Root work (containers, a bridge) happens only in targets that say so.
+PYTHON := .venv/bin/python
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E)
+LAB := $(AS_ROOT) $(PYTHON) -m lab
+PYINFRA := .venv/bin/pyinfra
+PYTEST := $(PYTHON) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo demo-clean test test-fast test-lab lint types lock lock-check bench-deploy
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+venv: .venv/stamp ## make .venv from requirements.lock (installs python3-venv when missing)
+
+.venv/stamp: requirements.lock pyproject.toml lab/venv.sh
+	@bash lab/venv.sh
+
+demo: venv ## deploy the real engine into a container and ask it a question (root)
+	$(LAB) up box1
+	$(PYINFRA) inventories/lab.py deploy.py -y
+	$(PYTHON) -m lab demo-summary
+
+demo-clean: venv ## destroy the lab; add PURGE=1 to drop its cached image and wheels too (root)
+	$(LAB) down $(if $(PURGE),--purge)
+
+test: test-fast test-lab ## everything: lint, types, unit, plan, lab (root)
+
+test-fast: lint types ## lint, types, unit and plan tests; seconds, no root
+	$(PYTEST) tests/unit
+	$(PYTEST) tests/plan
+
+test-lab: venv ## tests in real containers (root)
+	$(AS_ROOT) $(PYTEST) tests/lab
+
+lint: venv ## ruff: rules and format
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: venv ## mypy, strict
+	$(PYTHON) -m mypy
+
+lock: venv ## resolve a stack anew: make lock STACK=cuda128
+	@test -n "$(STACK)" || { echo "which stack? make lock STACK=NAME, one of: $(notdir $(wildcard stacks/*))"; exit 2; }
+	$(PYTHON) -m gpubox.devtools.lock $(STACK)
+
+lock-check: venv ## prove that the committed locks fit their requirements.in
+	$(PYTHON) -m gpubox.devtools.lock --check
+
+bench-deploy: venv ## time deploys and rollbacks in the lab (root)
+	$(AS_ROOT) $(PYTHON) -m bench.deploy

@@ -1,0 +1,1 @@
+"""Tools of the controller that nothing on a box needs."""

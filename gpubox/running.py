@@ -1,0 +1,61 @@
+"""Run a long command: its lines as they come, and a sign of life when it is silent."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+SILENCE_S = 15.0
+
+
+def run_lines(
+    command: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+    on_silence: Callable[[float], None],
+    errors: IO[bytes] | None = None,
+) -> int:
+    """The exit status, negative for a signal. Standard error goes to `errors`, or among the lines when that is None.
+
+    on_silence is called with the seconds since the start whenever no line came for SILENCE_S. When the caller is
+    interrupted, the command is killed. Raises OSError when the command cannot be started.
+    """
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if errors is None else errors,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=SILENCE_S)
+            except queue.Empty:
+                on_silence(time.monotonic() - started)
+                continue
+            if line is None:
+                return process.wait()
+            on_line(line.rstrip("\n"))
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
