@@ -80,7 +80,7 @@ def _build(
 ) -> None:
     _write_spec(spec, work)
     (work / "pycache").mkdir()
-    _make_venv(spec, work, report)
+    _make_venv(spec, work, layout, report)
     _install(spec, work, layout, wheelhouse=wheelhouse, offline=offline, report=report)
     apply_patches([work / "patches" / name for name in spec.build.patches], _site_packages(spec, work))
     symbols = _add_standin(spec, work, report)
@@ -108,13 +108,13 @@ def _write_spec(spec: StackSpec, work: Path) -> None:
         path.write_bytes(data)
 
 
-def _make_venv(spec: StackSpec, work: Path, report: Report) -> None:
+def _make_venv(spec: StackSpec, work: Path, layout: Layout, report: Report) -> None:
     """Relocatable, since it is renamed; from the system's Python, since that is what the box's updates maintain."""
     python = spec.build.python
     report(f"making a venv for Python {python}")
     command: list[str | Path] = [_uv(), "venv", "--relocatable", "--python", python]
     command += ["--python-preference", "only-system", work / "venv"]
-    run = subprocess.run(command, env=_uv_environment(), capture_output=True, text=True, check=False)
+    run = subprocess.run(command, env=_uv_environment(layout), capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise explain_uv_failure(f"stack {spec.id}", run.stderr, free_bytes=_free_bytes(work))
 
@@ -137,8 +137,7 @@ def _install(
     def on_silence(seconds: float) -> None:
         report(f"still installing after {seconds:.0f} s, {_free_bytes(work) / 1e9:.1f} GB of disk free")
 
-    environment = _uv_environment() | {"UV_CACHE_DIR": str(layout.wheel_cache)}
-    status = run_lines(command, environment=environment, on_line=on_line, on_silence=on_silence)
+    status = run_lines(command, environment=_uv_environment(layout), on_line=on_line, on_silence=on_silence)
     if status != 0:
         raise explain_uv_failure(f"stack {spec.id}", "\n".join(said), free_bytes=_free_bytes(work))
 
@@ -228,9 +227,11 @@ def _uv() -> Path:
     return beside
 
 
-def _uv_environment() -> dict[str, str]:
+def _uv_environment(layout: Layout) -> dict[str, str]:
+    """The caller's (proxy, index), without its virtual environment, and with the box's cache."""
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    return environment | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = {"UV_CACHE_DIR": str(layout.wheel_cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    return environment | ours
 
 
 def _free_bytes(path: Path) -> int:

@@ -215,10 +215,6 @@ def _indexed_shards(index: Path) -> dict[str, set[str]]:
 def _found_shards(directory: Path) -> dict[str, set[str]]:
     """Without an index only the names tell whether all are there: model-00001-of-00004.safetensors."""
     names = {path.name for path in directory.glob("*.safetensors")}
-    if not names and not any(directory.glob("*.bin")):
-        raise InputError(
-            f"{directory}: holds no weights", hint="a checkpoint has *.safetensors (or older, *.bin) files"
-        )
     for name in sorted(names):
         if parts := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.safetensors)", name):
             names |= {

@@ -21,7 +21,9 @@ HASH = "--hash=sha256:" + "ab" * 32
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?", fullmatch=True)
 versions = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}(\.post[1-9])?", fullmatch=True)
 hashes = st.lists(st.from_regex(r"[0-9a-f]{64}", fullmatch=True), min_size=1, max_size=3, unique=True)
-markers = st.sampled_from(["", "python_full_version < '3.12'", "python_full_version >= '3.12'", "sys_platform == 'linux'"])
+markers = st.sampled_from(
+    ["", "python_full_version < '3.12'", "python_full_version >= '3.12'", "sys_platform == 'linux'"]
+)
 
 
 def write_entry(name: str, version: str, marker: str, digests: list[str]) -> str:

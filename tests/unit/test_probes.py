@@ -292,7 +292,7 @@ class TestBurst:
         with run_standin(tmp_path, STANDIN_FAULT="hang-after-n", STANDIN_HANG_AFTER="20") as server:
             server.wait_listening()
             with pytest.raises(ProofError, match=r"20 of 40 .* first: .*no answer in time|timed out") as caught:
-                probes.burst(server.url, "smollm2", 40, 8, deadline_s=2)
+                probes.burst(server.url, "smollm2", 40, 8, deadline_s=1)
             assert "sglang#22779" in caught.value.hint
 
     def test_threads_are_bounded(self) -> None:
@@ -311,7 +311,7 @@ class TestBurst:
 
 
 class TestProve:
-    PROBES = Probes(questions=(FRANCE,), ready_deadline_s=20.0, completion_deadline_s=1.0)
+    PROBES = Probes(questions=(FRANCE,), ready_deadline_s=20.0, completion_deadline_s=0.4)
 
     def test_all_is_well(self, standin: Standin) -> None:
         lines: list[str] = []

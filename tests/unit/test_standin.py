@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ import pytest
 import requests
 
 from gpubox.stack import load_stack, stack_spec
-from tests.standin.build import build_wheel, write_stack
+from tests.standin.build import PROJECT, build_wheel, write_stack
 from tests.standin.server import Standin, run_standin
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "sglang-0.5.17"
@@ -158,11 +160,20 @@ def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_start_mistakes_end_as_the_real_engine_does(
-    tmp_path: Path, arguments: list[str], status: int, words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    words: str,
 ) -> None:
-    with run_standin(tmp_path, *arguments) as server:
-        assert server.process.wait(10) == status
-        assert words in server.log
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(str(PROJECT / "src"))
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("gpubox_standin.launch_server").main()
+    assert ended.value.code == status
+    assert words in capsys.readouterr().err
 
 
 def test_fault_never_ready(tmp_path: Path) -> None:

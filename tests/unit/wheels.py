@@ -46,7 +46,9 @@ class Workshop:
         return path
 
     def lock_text(self) -> str:
-        return "".join(f"{name}=={version} \\\n    --hash=sha256:{sha}\n" for name, (version, sha) in self.locked.items())
+        return "".join(
+            f"{name}=={version} \\\n    --hash=sha256:{sha}\n" for name, (version, sha) in self.locked.items()
+        )
 
     def stack(self, name: str = "small", *, extra: str = "", patches: Mapping[str, str] | None = None) -> Path:
         """Write stacks/<name>; the first wheel is the engine. `extra` is TOML added to stack.toml."""

@@ -1,0 +1,253 @@
+"""Building small stacks for real: uv, venvs, hard links, the proof by the stack's own Python. No network, no root."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpubox.build import build_stack, progress_of
+from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
+from gpubox.layout import Layout
+from gpubox.stack import load_overlay
+from tests.unit.wheels import PYTHON, Workshop, library
+
+REPO = Path(__file__).resolve().parents[2]
+SITE = Path("venv", "lib", f"python{PYTHON}", "site-packages")
+IMPORTS = '[proof]\nimports = ["engine", "helper"]\n'
+CUDA = """
+[cuda]
+version = "13.0"
+toolkit = "13.0.1"
+min_driver = "580"
+linked_major = 13
+[proof]
+kernel_distributions = ["kernels"]
+"""
+
+
+class Box:
+    """A layout in a temporary directory, and what a build reported."""
+
+    def __init__(self, root: Path, workshop: Workshop) -> None:
+        self.layout = Layout(root)
+        self.workshop = workshop
+        self.said: list[str] = []
+
+    def build(self, spec: Path, owner: str | None = None) -> Path:
+        self.said.clear()
+        wheels = self.workshop.wheelhouse
+        return build_stack(
+            spec, self.layout, wheelhouse=wheels, offline=True, report=self.said.append, cache_owner=owner
+        )
+
+    def names(self) -> list[str]:
+        """Final names below stacks/: what a release could use."""
+        entries = self.layout.stacks.iterdir() if self.layout.stacks.exists() else iter(())
+        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
+    workshop = Workshop(tmp_path)
+    workshop.wheel("engine", "1.0", {"engine/__init__.py": "import helper\nVALUE = helper.VALUE\n"})
+    workshop.wheel("helper", "2.0", {"helper.py": "VALUE = 1\n"})
+    return workshop
+
+
+@pytest.fixture
+def box(tmp_path: Path, shop: Workshop) -> Box:
+    return Box(tmp_path / "box", shop)
+
+
+def run_in(stack: Path, code: str) -> str:
+    command = [stack / "venv" / "bin" / "python", "-B", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={}).stdout.strip()
+
+
+def test_a_built_stack_works_under_its_final_name_and_is_not_built_twice(box: Box, shop: Workshop) -> None:
+    spec = shop.upload(shop.stack(extra=IMPORTS))
+    stack = box.build(spec)
+    assert box.names() == [stack.name] == [spec.name]
+    assert (
+        run_in(stack, "import engine; print(engine.VALUE, engine.__file__)") == f"1 {stack / SITE}/engine/__init__.py"
+    )
+    assert (stack / SITE / "helper.py").stat().st_nlink == 2, "wheels are linked from the cache, not copied"
+    assert not list(stack.rglob("__pycache__"))
+    assert not list(box.layout.stacks.glob(".building-*"))
+    assert (stack / "requirements.lock").read_bytes() == (spec / "requirements.lock").read_bytes()
+    before = (stack / "stack.json").stat().st_mtime_ns
+    assert box.build(spec) == stack
+    assert (stack / "stack.json").stat().st_mtime_ns == before
+    assert box.said == [f"stack {stack.name} is built already"]
+
+
+def test_two_boxes_have_equal_proofs_and_they_say_what_was_proved(tmp_path: Path, shop: Workshop) -> None:
+    spec = shop.upload(shop.stack(extra=IMPORTS))
+    one, two = (Box(tmp_path / name, shop).build(spec) for name in ("one", "a-longer-name-of-a-box"))
+    record = (one / "stack.json").read_bytes()
+    assert record == (two / "stack.json").read_bytes()
+    assert str(tmp_path).encode() not in record
+    proved = json.loads(record)["proved"]
+    assert proved["versions"] == {"engine": "1.0", "helper": "2.0"}
+    assert proved["python"].startswith(f"{PYTHON}.")
+
+
+def test_the_service_gets_the_bytecode_of_the_imports(box: Box, shop: Workshop) -> None:
+    stack = box.build(shop.upload(shop.stack(extra=IMPORTS)), owner=subprocess.getoutput("id -un"))
+    warm = box.layout.jit_cache(stack.name) / "pycache" / stack.relative_to("/") / SITE
+    assert [path.name.split(".")[0] for path in (warm / "engine").iterdir()] == ["__init__"]
+    code = "import sys, engine; print(engine.__cached__)"
+    prefix = str(box.layout.jit_cache(stack.name) / "pycache")
+    command = [stack / "venv" / "bin" / "python", "-B", "-v", "-X", f"pycache_prefix={prefix}", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
+    assert f"matches {stack / SITE}/helper.py" in done.stderr
+
+
+def test_a_cache_owner_who_does_not_exist(box: Box, shop: Workshop) -> None:
+    with pytest.raises(InputError, match="'no-such-user': no such user"):
+        box.build(shop.upload(shop.stack()), owner="no-such-user")
+
+
+def test_a_wheel_with_another_hash(box: Box, shop: Workshop) -> None:
+    locked = shop.locked["helper"]
+    shop.wheel("helper", "2.0", {"helper.py": "VALUE = 'published anew'\n"})
+    got, shop.locked["helper"] = shop.locked["helper"], locked
+    spec = shop.upload(shop.stack(extra=IMPORTS))
+    with pytest.raises(GpuboxError) as caught:
+        box.build(spec)
+    assert f"helper==2.0: locked is sha256 {locked[1]}, got {got[1]}" in caught.value.message
+    assert "tampered with" in caught.value.hint
+    assert box.names() == []
+    shop.wheel("helper", "2.0", {"helper.py": "VALUE = 1\n"})
+    assert run_in(box.build(spec), "import helper; print(helper.VALUE)") == "1"
+    assert "starting over" in box.said[0]
+
+
+def test_a_package_that_is_nowhere(box: Box, shop: Workshop) -> None:
+    shop.locked["not-there"] = ("1.0", "00" * 32)
+    with pytest.raises(GpuboxError, match="not-there is not in the cache of this box") as caught:
+        box.build(shop.upload(shop.stack()))
+    assert "--wheelhouse" in caught.value.hint
+    assert box.names() == []
+
+
+def test_an_import_that_fails_leaves_nothing_under_the_final_name(box: Box, shop: Workshop) -> None:
+    shop.wheel("loud", "1.0", {"loud.py": "import os\nprint('{}')\nos.write(1, b'not json')\n"})
+    shop.wheel("broken", "1.0", {"broken.py": "import absent_module\n"})
+    spec = shop.upload(shop.stack(extra='[proof]\nimports = ["loud", "broken"]\n'))
+    with pytest.raises(ProofError) as caught:
+        box.build(spec)
+    assert "import broken failed (missing module)" in caught.value.message
+    assert 'broken.py", line 1' in caught.value.detail
+    assert box.names() == []
+
+
+def test_an_import_that_kills_the_process_is_named(box: Box, shop: Workshop) -> None:
+    shop.wheel("killer", "1.0", {"killer.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"})
+    with pytest.raises(ProofError, match=r"import killer failed \(crash\): died of SIGSEGV"):
+        box.build(shop.upload(shop.stack(extra='[proof]\nimports = ["engine", "killer"]\n')))
+
+
+def test_a_half_built_stack_is_built_anew(box: Box, shop: Workshop) -> None:
+    spec = shop.upload(shop.stack(extra=IMPORTS))
+    half = box.layout.stacks / f".building-{spec.name}"
+    (half / SITE).mkdir(parents=True)
+    (half / "venv" / "pyvenv.cfg").write_text("garbage")
+    (half / SITE / "stray.py").write_text("")
+    stack = box.build(spec)
+    assert not (stack / SITE / "stray.py").exists()
+
+
+def test_a_damaged_spec_builds_nothing(box: Box, shop: Workshop) -> None:
+    spec = shop.upload(shop.stack())
+    (spec / "requirements.lock").write_text(shop.lock_text() + "# edited\n")
+    with pytest.raises(BrokenError, match="upload it again"):
+        box.build(spec)
+    assert not box.layout.root.exists()
+
+
+def test_a_patch_changes_one_stack_and_not_the_cache(box: Box, shop: Workshop) -> None:
+    patch = "--- a/helper.py\n+++ b/helper.py\n@@ -1 +1 @@\n-VALUE = 1\n+VALUE = 'patched'\n"
+    plain = box.build(shop.upload(shop.stack("plain")))
+    patched = box.build(shop.upload(shop.stack("patched", patches={"value.patch": patch})))
+    assert run_in(patched, "import engine; print(engine.VALUE)") == "patched"
+    assert run_in(plain, "import engine; print(engine.VALUE)") == "1"
+    assert run_in(box.build(shop.upload(shop.stack("later"))), "import engine; print(engine.VALUE)") == "1"
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, shop: Workshop) -> Workshop:
+    """A wheel with a kernel library that links CUDA's runtime, which a second wheel brings, and the driver."""
+    runtime = {"libcudart.so.13": "int cudaFree(void) { return 0; }"}
+    driver = {"libcuda.so.1": "int cuInit(int x) { return 0; }"}
+    code = "int cudaFree(); int cuInit(int); int f() { return cudaFree() + cuInit(0); }"
+    ops = library(tmp_path / "gcc", code, needs=runtime | driver)
+    shop.wheel("kernels", "1.0", {"kernels/ops.abi3.so": ops})
+    return shop
+
+
+def test_a_kernel_library_whose_cuda_is_missing_is_told(box: Box, kernels: Workshop) -> None:
+    with pytest.raises(ProofError) as caught:
+        box.build(kernels.upload(kernels.stack(extra=CUDA)))
+    assert "load kernels/ops.abi3.so failed (missing file): " in caught.value.message
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="the stand-in is refused on a host with a driver")  # noqa: PTH110
+def test_the_cpu_overlay_makes_kernels_load_without_a_driver(box: Box, kernels: Workshop, tmp_path: Path) -> None:
+    # A kernel library finds CUDA's runtime through torch; this one is loaded by the engine's name for it.
+    only_driver = {"libcuda.so.1": "int cuInit(int x) { return 0; }"}
+    code = "int cuInit(int); int f() { return cuInit(0); }"
+    kernels.wheel("kernels", "1.0", {"kernels/ops.abi3.so": library(tmp_path / "gcc", code, needs=only_driver)})
+    spec = kernels.upload(kernels.stack(extra='[proof]\nkernel_distributions = ["kernels"]\n'))
+    with pytest.raises(ProofError, match=r"libcuda\.so\.1: cannot open shared object file"):
+        box.build(spec)
+    stack = box.build(
+        kernels.upload(
+            kernels.stack("with-overlay", extra='[proof]\nkernel_distributions = ["kernels"]\n'),
+            load_overlay(REPO / "overlays" / "cpu"),
+        )
+    )
+    record = json.loads((stack / "stack.json").read_bytes())
+    assert record["libcuda_standin"] == ["cuInit"]
+    assert record["proved"]["kernels"] == {"kernels": {"kernels/ops.abi3.so": ["libcuda.so.1"]}}
+    assert (stack / "overlay" / "lib" / "libcuda.so.1").is_file()
+
+
+def test_kernels_of_the_other_cuda(box: Box, kernels: Workshop, tmp_path: Path) -> None:
+    runtime = {"libcudart.so.12": "int cudaFree(void) { return 0; }"}
+    ops = library(tmp_path / "gcc", "int cudaFree(); int f() { return cudaFree(); }", needs=runtime)
+    kernels.wheel("kernels", "1.0", {"kernels/ops.abi3.so": ops})
+    with pytest.raises(ProofError, match=r"links libcudart\.so\.12, but the stack declares CUDA 13"):
+        box.build(kernels.upload(kernels.stack(extra=CUDA)))
+
+
+def test_torch_of_another_cuda(box: Box, shop: Workshop) -> None:
+    """The torch here is a stand-in of three lines that only tells its version."""
+    code = "import types\n__version__ = '2.9.1+cu128'\nversion = types.SimpleNamespace(cuda='12.8')\n"
+    shop.wheel("torch", "2.9.1", {"torch.py": code})
+    with pytest.raises(ProofError, match=r"torch 2\.9\.1\+cu128 is of CUDA 12\.8, stack\.toml says '13\.0'"):
+        box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Downloading torch (506.0MiB)", "Downloading torch (506.0MiB)"),
+        ("Downloading torch (1.1GiB)", "Downloading torch (1.1GiB)"),
+        ("Downloading six (11.0KiB)", None),
+        (" + six==1.17.0", None),
+        (" Downloaded torch", None),
+        ("Installed 210 packages in 2.19s", "Installed 210 packages in 2.19s"),
+    ],
+)
+def test_progress_is_what_takes_long(line: str, text: str | None) -> None:
+    assert progress_of(line) == text
+
+
+def test_copies_instead_of_links_are_said_in_our_words() -> None:
+    line = "warning: Failed to hardlink files; falling back to full copy. This may lead to degraded performance."
+    assert "copied, not linked" in (progress_of(line) or "")
