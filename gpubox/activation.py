@@ -217,7 +217,7 @@ class Box:
         if state.stopped:
             return f"the unit is {state.active} ({state.result})"
         if state.restarts > 0 or state.sub == "auto-restart":
-            return f"the server ended and was restarted ({state.result}, {state.restarts} restarts)"
+            return f"the server ended by itself ({state.result}), automatic restarts so far: {state.restarts}"
         return None
 
     def _put_back(self, pending: Pending, error: GpuboxError, step: Step, seconds: float, report: Report) -> None:

@@ -15,7 +15,7 @@ from lab.shell import ENDS_WITH_US, run
 SUITE = "bookworm"  # its systemd 252 also boots where the host still mounts cgroup v1; newer ones refuse
 PACKAGES = (
     "systemd,systemd-sysv,dbus,openssh-server,python3,python3-venv,ca-certificates,"
-    "iproute2,procps,curl,gcc,libc6-dev,libnuma1"
+    "iproute2,procps,curl,g++,gcc,libc6-dev,libnuma1,python3-dev"
 )
 WORK = CACHE / ".building"
 

@@ -13,7 +13,9 @@ from ops import base
 from ops.base import Directory, File
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
-PACKAGES = ["ca-certificates", "gcc", "iproute2", "libc6-dev", "libnuma1", "procps", "python3", "python3-venv"]
+# Compilers and headers: triton, inductor and flashinfer compile kernels and launchers on the box (Python.h included).
+COMPILERS = ["g++", "gcc", "libc6-dev", "python3-dev"]
+PACKAGES = [*COMPILERS, "ca-certificates", "iproute2", "libnuma1", "procps", "python3", "python3-venv"]
 UNITS = ["sglang.service", "gpubox-recover.service"]
 
 

@@ -58,9 +58,18 @@ def shop(tmp_path: Path) -> Workshop:
     return workshop
 
 
+@pytest.fixture(scope="module")
+def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: what uv finds out about the interpreter takes half a second each time."""
+    return tmp_path_factory.mktemp("uv")
+
+
 @pytest.fixture
-def box(tmp_path: Path, shop: Workshop) -> Box:
-    return Box(tmp_path / "box", shop)
+def box(tmp_path: Path, shop: Workshop, uv_cache: Path) -> Box:
+    box = Box(tmp_path / "box", shop)
+    box.layout.wheel_cache.parent.mkdir(parents=True)
+    box.layout.wheel_cache.symlink_to(uv_cache)
+    return box
 
 
 def run_in(stack: Path, code: str) -> str:
@@ -75,7 +84,7 @@ def test_a_built_stack_works_under_its_final_name_and_is_not_built_twice(box: Bo
     assert (
         run_in(stack, "import engine; print(engine.VALUE, engine.__file__)") == f"1 {stack / SITE}/engine/__init__.py"
     )
-    assert (stack / SITE / "helper.py").stat().st_nlink == 2, "wheels are linked from the cache, not copied"
+    assert (stack / SITE / "helper.py").stat().st_nlink > 1, "wheels are linked from the cache, not copied"
     assert not list(stack.rglob("__pycache__"))
     assert not list(box.layout.stacks.glob(".building-*"))
     assert (stack / "requirements.lock").read_bytes() == (spec / "requirements.lock").read_bytes()
@@ -167,7 +176,7 @@ def test_a_damaged_spec_builds_nothing(box: Box, shop: Workshop) -> None:
     (spec / "requirements.lock").write_text(shop.lock_text() + "# edited\n")
     with pytest.raises(BrokenError, match="upload it again"):
         box.build(spec)
-    assert not box.layout.root.exists()
+    assert not box.layout.stacks.exists()
 
 
 def test_a_patch_changes_one_stack_and_not_the_cache(box: Box, shop: Workshop) -> None:

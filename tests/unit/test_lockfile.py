@@ -18,9 +18,11 @@ STACKS = Path(__file__).resolve().parents[2] / "stacks"
 REAL = sorted(path.parent for path in STACKS.glob("*/requirements.lock"))
 HASH = "--hash=sha256:" + "ab" * 32
 
-names = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?", fullmatch=True)
-versions = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}(\.post[1-9])?", fullmatch=True)
-hashes = st.lists(st.from_regex(r"[0-9a-f]{64}", fullmatch=True), min_size=1, max_size=3, unique=True)
+words = st.text("abz019", min_size=1, max_size=4)
+names = st.lists(words, min_size=1, max_size=3).map("-".join)
+numbers = st.lists(st.integers(0, 999).map(str), min_size=1, max_size=4).map(".".join)
+versions = st.tuples(numbers, st.sampled_from(["", ".post1", "rc2", "+cu128"])).map("".join)
+hashes = st.lists(st.integers(0, 2**256 - 1).map("{:064x}".format), min_size=1, max_size=3, unique=True)
 markers = st.sampled_from(
     ["", "python_full_version < '3.12'", "python_full_version >= '3.12'", "sys_platform == 'linux'"]
 )

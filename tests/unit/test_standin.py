@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import requests
 
+from gpubox.engine import EngineArguments
 from gpubox.stack import load_stack, stack_spec
 from tests.standin.build import PROJECT, build_wheel, write_stack
 from tests.standin.server import Standin, run_standin
@@ -174,6 +175,15 @@ def test_start_mistakes_end_as_the_real_engine_does(
         importlib.import_module("gpubox_standin.launch_server").main()
     assert ended.value.code == status
     assert words in capsys.readouterr().err
+
+
+def test_takes_every_argument_of_a_server_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = {name: True for name, field in EngineArguments.model_fields.items() if field.default is False}
+    values = dict.fromkeys(EngineArguments.model_fields.keys() - switches.keys(), 1)
+    words = EngineArguments.model_construct(**switches, **values).command_line()
+    monkeypatch.syspath_prepend(str(PROJECT / "src"))
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m", *words])
+    assert importlib.import_module("gpubox_standin.launch_server").parse_arguments().context_length == 1
 
 
 def test_fault_never_ready(tmp_path: Path) -> None:

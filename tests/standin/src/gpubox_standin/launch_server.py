@@ -25,6 +25,14 @@ import uvicorn
 from gpubox_standin.app import Engine, build_app
 from gpubox_standin.settings import Fault, from_environment
 
+# Taken and not used: the rest of what a server profile may ask of the real engine.
+IGNORED = (
+    *("attention-backend", "chunked-prefill-size", "device", "dtype", "grammar-backend", "log-level"),
+    *("max-running-requests", "max-total-tokens", "mem-fraction-static", "random-seed", "reasoning-parser"),
+    *("sampling-backend", "tool-call-parser", "tp-size", "watchdog-timeout"),
+)
+IGNORED_SWITCHES = ("disable-cuda-graph", "disable-custom-all-reduce", "disable-overlap-schedule", "trust-remote-code")
+
 
 def main() -> None:
     arguments = parse_arguments()
@@ -61,12 +69,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--api-key")
     parser.add_argument("--enable-metrics", action="store_true")
-    for ignored in ("--device", "--attention-backend", "--sampling-backend", "--grammar-backend", "--log-level"):
-        parser.add_argument(ignored)
-    for ignored in ("--mem-fraction-static", "--max-total-tokens", "--max-running-requests", "--tp-size"):
-        parser.add_argument(ignored, type=float)
-    for ignored in ("--disable-cuda-graph", "--disable-overlap-schedule", "--trust-remote-code"):
-        parser.add_argument(ignored, action="store_true")
+    for name in IGNORED:
+        parser.add_argument(f"--{name}")
+    for name in IGNORED_SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args()
 
 
