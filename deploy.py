@@ -4,7 +4,7 @@ from pyinfra import host
 
 from roles.box import box
 from roles.preflight import preflight
-from roles.serve import serve
+from roles.serve import releases, serve
 from roles.stacks import stacks
 from roles.tools import tools
 
@@ -13,4 +13,5 @@ if "gpu_boxes" in host.groups:
     box(plan)
     tools(plan)
     stacks(plan)
+    releases(plan)
     serve(plan)

@@ -1,25 +1,23 @@
 """make bench-deploy: what a rollback, a converged deploy and a second stack cost, as ratios from one run in the lab.
 
-Runs the real engine in the box box1 of the lab; brings it up and deploys to it first if need be. Prints text, and JSON with --json.
+Runs the real engine in the box box1 of the lab; brings it up and deploys to it first if need be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import requests
 
 from lab.boxes import Box, Lab
-from lab.settings import REPOSITORY
+from lab.controller import pyinfra
 
 URL = "http://{address}:30000/v1/chat/completions"
 QUESTION = {
@@ -31,13 +29,12 @@ QUESTION = {
 LIMIT_S = 1200.0
 
 
-def pyinfra(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", *arguments]
-    environment = {**os.environ, "GPUBOX_LAB_BOXES": "box1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+def deploy(*arguments: str) -> str:
+    """What pyinfra printed on stderr. Ends the benchmark when it failed."""
+    done = pyinfra(["box1"], *arguments)
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return done
+        raise SystemExit(f"pyinfra {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+    return str(done.stderr)
 
 
 def answers(box: Box) -> bool:
@@ -75,7 +72,7 @@ def rollback_over_restart(box: Box, repeats: int) -> dict[str, object]:
         home = current_stack(box)
         restarts.append(seconds_to_answer(box, lambda: in_background(box, "systemctl restart sglang.service")))
         box.run("gpubox rollback")
-        rollbacks.append(seconds_to_answer(box, lambda: in_background(box, f"gpubox rollback --stack {home}")))
+        rollbacks.append(seconds_to_answer(box, partial(in_background, box, f"gpubox rollback --stack {home}")))
         wait_until_recorded(box)
     return {
         "restart_s": restarts,
@@ -99,13 +96,12 @@ def wait_until_recorded(box: Box) -> None:
 
 
 def converged_deploy(repeats: int) -> dict[str, object]:
-    """Seconds of a deploy that changes nothing over seconds of pyinfra connecting and doing nothing; remote commands."""
+    """Seconds of a deploy that changes nothing over those of pyinfra running `true`; number of remote commands."""
     idle, full = [], []
     for _ in range(repeats):
-        idle.append(timed(lambda: pyinfra("exec", "-y", "--", "true")))
-        full.append(timed(lambda: pyinfra("deploy.py", "-y")))
-    verbose = pyinfra("deploy.py", "-y", "-vvv", "--debug")
-    commands = verbose.stderr.count("Running command on ")
+        idle.append(timed(lambda: deploy("exec", "-y", "--", "true")))
+        full.append(timed(lambda: deploy("deploy.py", "-y")))
+    commands = deploy("deploy.py", "-y", "-vvv", "--debug").count("Running command on ")
     return {
         "connect_only_s": round(statistics.median(idle), 2),
         "deploy_s": round(statistics.median(full), 2),
@@ -144,7 +140,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     (box,) = Lab.up(["box1"])
-    pyinfra("deploy.py", "-y")
+    deploy("deploy.py", "-y")
     found = {
         "converged deploy": converged_deploy(5),
         "second stack from a warm cache": second_stack(box),

@@ -223,8 +223,7 @@ class Box:
     def _put_back(self, pending: Pending, error: GpuboxError, step: Step, seconds: float, report: Report) -> None:
         """Record the failure, then bring back what served before, and record that too."""
         log = self.service.log_tail(LOG_LINES) if step in (Step.START, Step.READY, Step.PROVE) else []
-        if log and not error.detail:
-            error.detail = "\n".join(log)
+        error.detail = "\n".join(filter(None, [error.detail, *log]))
         report(f"failed at step {step}: {error.message}")
         self.store.mark_failed(pending.to_release, f"{step}: {error.message}")
         self._record(

@@ -13,19 +13,18 @@ import pwd
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from gpubox.canonical import canonical_json
-from gpubox.errors import GpuboxError, InputError
+from gpubox.errors import InputError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
 from gpubox.libcuda_standin import build_standin, driver_symbols, refuse_on_nvidia_host
 from gpubox.patches import apply_patches
 from gpubox.proof import Proved, prove
-from gpubox.running import run_lines
+from gpubox.running import run_lines, uv_program
 from gpubox.stack import LOCK, StackSpec, read_stack_spec
 from gpubox.uv_errors import disk_full, explain_uv_failure
 
@@ -112,7 +111,7 @@ def _make_venv(spec: StackSpec, work: Path, layout: Layout, report: Report) -> N
     """Relocatable, since it is renamed; from the system's Python, since that is what the box's updates maintain."""
     python = spec.build.python
     report(f"making a venv for Python {python}")
-    command: list[str | Path] = [_uv(), "venv", "--relocatable", "--python", python]
+    command: list[str | Path] = [uv_program(), "venv", "--relocatable", "--python", python]
     command += ["--python-preference", "only-system", work / "venv"]
     run = subprocess.run(command, env=_uv_environment(layout), capture_output=True, text=True, check=False)
     if run.returncode != 0:
@@ -122,7 +121,7 @@ def _make_venv(spec: StackSpec, work: Path, layout: Layout, report: Report) -> N
 def _install(
     spec: StackSpec, work: Path, layout: Layout, *, wheelhouse: Path | None, offline: bool, report: Report
 ) -> None:
-    command: list[str | Path] = [_uv(), "pip", "sync", "--python", work / "venv" / "bin" / "python"]
+    command: list[str | Path] = [uv_program(), "pip", "sync", "--python", work / "venv" / "bin" / "python"]
     command += ["--require-hashes", "--no-build", "--link-mode", "hardlink", work / LOCK]
     command += ["--find-links", wheelhouse] if wheelhouse else []
     command += ["--offline"] if offline else []
@@ -217,14 +216,6 @@ def _check_user(name: str | None) -> None:
 
 def _site_packages(spec: StackSpec, work: Path) -> Path:
     return work / "venv" / "lib" / f"python{spec.build.python}" / "site-packages"
-
-
-def _uv() -> Path:
-    """The uv of the environment that runs this: its version is locked with it."""
-    beside = Path(sys.executable).with_name("uv")
-    if not beside.is_file():
-        raise GpuboxError(f"{beside} is missing", hint="install the tools environment again: uv is in its lock")
-    return beside
 
 
 def _uv_environment(layout: Layout) -> dict[str, str]:

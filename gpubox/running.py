@@ -1,16 +1,27 @@
-"""Run a long command: its lines as they come, and a sign of life when it is silent."""
+"""Run a long command: its lines as they come, and a sign of life when it is silent. And where uv is."""
 
 from __future__ import annotations
 
 import queue
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from gpubox.errors import GpuboxError
+
 SILENCE_S = 15.0
+
+
+def uv_program() -> Path:
+    """The uv of the environment that runs this: its version is locked with it. Raises GpuboxError."""
+    beside = Path(sys.executable).with_name("uv")
+    if not beside.is_file():
+        raise GpuboxError(f"{beside} is missing", hint="install this environment again from its lock: uv is in it")
+    return beside
 
 
 def run_lines(
@@ -23,12 +34,12 @@ def run_lines(
 ) -> int:
     """The exit status, negative for a signal. Standard error goes to `errors`, or among the lines when that is None.
 
-    on_silence is called with the seconds since the start whenever no line came for SILENCE_S. When the caller is
-    interrupted, the command is killed. Raises OSError when the command cannot be started.
+    on_silence is called with the seconds since the start whenever no line came for SILENCE_S. The command dies with its
+    caller, also with one that is killed: the next try must not meet it at work. Raises OSError when it cannot start.
     """
     started = time.monotonic()
     process = subprocess.Popen(
-        command,
+        ["setpriv", "--pdeathsig", "KILL", *command],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
-from gpubox.model import ModelSpec
 from pyinfra import host, state
 from pyinfra.api import FileUploadCommand, FunctionCommand, QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
 
 from facts.box import box_state
 from gpubox.errors import GpuboxError
+from gpubox.model import ModelSpec
 from gpubox.plan import BoxPlan
 from gpubox.probes import prove
 from gpubox.release import ReleaseSpec

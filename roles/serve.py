@@ -9,9 +9,13 @@ from gpubox.plan import BoxPlan
 from ops import release as op
 
 
+@deploy("Releases")
+def releases(plan: BoxPlan) -> None:
+    op.releases_added(name="Rendered releases", specs=plan.releases)
+
+
 @deploy("Serve")
 def serve(plan: BoxPlan) -> None:
-    op.releases_added(name="Releases", specs=plan.releases)
     op.activated(name="Activate", plan=plan)
     prove_from_outside(plan)
 

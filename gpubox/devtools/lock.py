@@ -17,6 +17,7 @@ import click
 
 from gpubox.errors import GpuboxError, InputError
 from gpubox.lockfile import parse_lock
+from gpubox.running import uv_program
 from gpubox.stack import LOCK, Stack, load_stack
 
 STACKS = Path(__file__).parents[2] / "stacks"
@@ -38,8 +39,17 @@ def compile_lock(directory: Path, *, upgrade: bool = False, offline: bool = Fals
         if (directory / LOCK).is_file() and not upgrade:
             shutil.copy(directory / LOCK, work / LOCK)
         (work / "pyproject.toml").write_text(_project(stack))
-        command = [
-            *("uv", "pip", "compile", "requirements.in", "--override", "overrides.txt", "--excludes", "excludes.txt"),
+        command: list[str | Path] = [
+            *(
+                uv_program(),
+                "pip",
+                "compile",
+                "requirements.in",
+                "--override",
+                "overrides.txt",
+                "--excludes",
+                "excludes.txt",
+            ),
             *("--universal", "--python-version", min(stack.pythons, key=_minor)),
             *("--only-binary", ":all:", "--generate-hashes", "--no-annotate"),
             *("--custom-compile-command", f"make lock STACK={stack.name}"),

@@ -26,7 +26,19 @@ from lab.settings import REPOSITORY
 from tests.standin.build import build_wheel, write_stack
 
 Found = TypeVar("Found")
-COPIED = ["deploy.py", "rollback.py", "config.py", "roles", "ops", "facts", "templates", "tools", "gpubox", "lab"]
+COPIED = [
+    "deploy.py",
+    "prepare.py",
+    "rollback.py",
+    "config.py",
+    "roles",
+    "ops",
+    "facts",
+    "templates",
+    "tools",
+    "gpubox",
+    "lab",
+]
 COPIED += ["pyproject.toml", "inventories/lab.py"]
 PORT = 30000
 SETTINGS = {
@@ -100,7 +112,9 @@ class DrillRepository:
         """pyinfra as a user starts it: human text on stderr."""
         settings = [word for key, value in data.items() for word in ("--data", f"{key}={value}")]
         command = [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", script, *flags, *settings]
-        environment = {**os.environ, "GPUBOX_LAB_BOXES": " ".join(box.name for box in boxes)}
+        # The copy comes before the installed project on the path.
+        names = " ".join(box.name for box in boxes)
+        environment = {**os.environ, "GPUBOX_LAB_BOXES": names, "PYTHONPATH": str(self.root)}
         # The copy's lab package computes its paths from where it lies; the keys are in the real one.
         (self.root / ".lab").exists() or (self.root / ".lab").symlink_to(REPOSITORY / ".lab")
         return subprocess.Popen(

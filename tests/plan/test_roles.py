@@ -21,7 +21,7 @@ from gpubox.settings import Settings
 from ops.tools import tools_digest
 from roles.box import PACKAGES, UNITS, box, directories, rendered
 from roles.preflight import preflight
-from roles.serve import serve
+from roles.serve import releases, serve
 from roles.stacks import stacks
 from roles.tools import tools
 
@@ -83,7 +83,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BoxState], Pl
         host = inventory.get_host("@fake/box")
         with ctx_state.use(state), ctx_host.use(host):
             plan = preflight()
-            for role in (box, tools, stacks, serve):
+            for role in (box, tools, stacks, releases, serve):
                 add_deploy(state, role, plan)
             done = [
                 (next(iter(state.op_meta[h].names)), [str(c) for c in state.ops[host][h].command_generator()])
@@ -114,7 +114,7 @@ def test_order_of_a_deploy(planned: Callable[..., Planned]) -> None:
         "Stacks | Stack cuda130-next",
         "Stacks | Stack cuda128",
         "Stacks | Model smollm2",
-        "Serve | Releases",
+        "Releases | Rendered releases",
         "Serve | Activate",
         "Serve | Prove from outside",
     ]

@@ -1,0 +1,16 @@
+"""pyinfra INVENTORY prepare.py: all of a deploy short of the switch. Build tonight, deploy in seconds tomorrow."""
+
+from pyinfra import host
+
+from roles.box import box
+from roles.preflight import preflight
+from roles.serve import releases
+from roles.stacks import stacks
+from roles.tools import tools
+
+if "gpu_boxes" in host.groups:
+    plan = preflight(activates=False)
+    box(plan)
+    tools(plan)
+    stacks(plan)
+    releases(plan)
