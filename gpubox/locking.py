@@ -102,8 +102,8 @@ class BoxLock:
                 raise _locked(before)
             note = f"took over the lock of {before}, which is gone" if before and before.anchor != anchor else None
             inherited = before if before and before.anchor == anchor else None
-            mine = inherited or Holder(who=who, what=what, since=now(), anchor=anchor)
-            self._write(descriptor, mine.model_dump_json())
+            since = inherited.since if inherited else now()
+            self._write(descriptor, Holder(who=who, what=what, since=since, anchor=anchor).model_dump_json())
             try:
                 yield note
             finally:
