@@ -200,3 +200,12 @@ def test_the_fact_reads_its_own_format() -> None:
     assert seen.directories == {"/opt/x": ("700", "root:root")}
     assert seen.has("stacks", "b-2")
     assert not seen.has("stacks", "c-3")
+
+
+def test_starting_the_server_never_pulls_in_the_recovery() -> None:
+    """It would move the link back in the middle of an activation, where state/pending.json exists."""
+    unit = next(file.content for file in rendered(PLAN.settings) if file.path.endswith("/sglang.service"))
+    pulling = [line for line in unit.splitlines() if line.startswith(("Wants=", "Requires=", "BindsTo=", "Upholds="))]
+    assert pulling
+    assert not [line for line in pulling if "recover" in line]
+    assert "After=network-online.target gpubox-recover.service" in unit
