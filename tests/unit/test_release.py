@@ -70,7 +70,7 @@ def test_caches_of_two_stacks_are_apart() -> None:
 
 @given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"])))
 def test_environment_values_come_back_whole(value: str) -> None:
-    """Read as systemd reads an EnvironmentFile: in double quotes a backslash escapes only `"`, `\\`, `` ` `` and `$`."""
+    """Read as systemd reads an EnvironmentFile: in double quotes a backslash escapes four characters only."""
     quoted = _quote(value)
     assert quoted[0] == quoted[-1] == '"'
     assert re.sub(r'\\(["\\`$])', r"\1", quoted[1:-1]) == value
