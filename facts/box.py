@@ -46,7 +46,9 @@ if command -v systemctl >/dev/null; then
   pid=$(systemctl show -p MainPID --value sglang.service 2>/dev/null)
   [ "${{pid:-0}}" != 0 ] && say running "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^GPUBOX_RELEASE=//p')"
 fi
-say listener "$(ss -Hltnp "sport = :{port}" 2>/dev/null | head -n 1 | tr -s ' ')"
+listener=$(ss -Hltnp "sport = :{port}" 2>/dev/null | head -n 1 | tr -s ' ')
+pid=$(echo "$listener" | sed -n 's/.*pid=\([0-9]*\).*/\1/p')
+grep -q 'sglang\.service' "/proc/${{pid:-0}}/cgroup" 2>/dev/null || say foreign_listener "$listener"
 [ -n {model_path} ] && [ -f {model_path}/config.json ] && say model_config yes
 [ -n {wheelhouse} ] && [ -d {wheelhouse} ] && say wheelhouse yes
 true

@@ -84,6 +84,7 @@ def _build(
     apply_patches([work / "patches" / name for name in spec.build.patches], _site_packages(spec, work))
     symbols = _add_standin(spec, work, report)
     proved = _prove(spec, work, report)
+    (work / "venv" / ".lock").unlink(missing_ok=True)  # uv's, writable by everybody
     (work / RECORD).write_bytes(stack_record(spec, proved, symbols))
 
 

@@ -105,7 +105,8 @@ class Store:
         self._mark(release_id).unlink(missing_ok=True)
 
     def collect(self, keep: int, protect: Iterable[str], newest_first: list[str]) -> list[str]:
-        """Remove releases beyond the `keep` newest (order given), and stacks and caches that none of the rest needs.
+        """Remove releases beyond the `keep` newest (order given), stacks and caches that none of the rest needs, and what
+        interrupted builds left. The caller holds the box's lock, so none of those is still being built.
 
         Never touches current, previous or `protect`. Returns what was removed.
         """
@@ -114,6 +115,9 @@ class Store:
         for name in removed:
             _remove(self.layout.releases / name)
             self.clear_failed(name)
+        for parent in (self.layout.releases, self.layout.stacks):
+            for leftover in [*parent.glob(".building-*"), *parent.glob(".removing-*")]:
+                shutil.rmtree(leftover)
         needed = {self.read(name).stack_id for name in self.ids()}
         for stack in self._complete_stacks():
             if stack not in needed:

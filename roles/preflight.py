@@ -29,7 +29,8 @@ def preflight(*, activates: bool = True) -> BoxPlan:
         if activates:
             _check_not_failed(plan, box_state())
     except GpuboxError as error:
-        raise DeployError(f"{host.name}: {error}") from None
+        about = str(error).removeprefix(f"host {host.name}: ")
+        raise DeployError(f"host {host.name}: {about}") from None
     return plan
 
 
@@ -45,7 +46,7 @@ def _check_box(plan: BoxPlan, seen: BoxState) -> None:
             f"python = {settings.python!r}: the box has no python{settings.python}",
             hint="set python to the box's own version (python3 --version) if the stack's lock covers it, or install it",
         )
-    if (listener := seen.get("listener")) and "sglang" not in listener and not seen.get("running"):
+    if listener := seen.get("foreign_listener"):
         raise InputError(
             f"port = {plan.server.port} is in use on the box: {listener}",
             hint="end that process, or give the server profile another port",

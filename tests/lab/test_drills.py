@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -236,6 +237,9 @@ def spoiled_stack(drill: Drill, name: str, old: str, new: str) -> None:
     for file in ("stack.toml", "requirements.lock", "requirements.in"):
         text = (target / file).read_text().replace('"standin-a"', f'"{name}"')
         (target / file).write_text(text)
+    toml = target / "stack.toml"
+    fresh = f'[environment]\nSTANDIN_DRILL = "{time.time_ns()}"\n'  # a stack that no earlier run has built
+    toml.write_text(toml.read_text().replace("[environment]\n", fresh))
     lock = target / "requirements.lock"
     assert old in lock.read_text()
     lock.write_text(lock.read_text().replace(old, new, 1))
@@ -268,12 +272,12 @@ def test_disk_full_while_building(drill: Drill) -> None:
     serving, main = drill.serving(), drill.status()["main_pid"]
     spoiled_stack(drill, "disk-full", "", "")
     spec = drill.repository.plan(stack="disk-full").stacks[0]
-    building = f"/opt/gpubox/stacks/.building-{spec.id}"
-    drill.box.limit_disk(building, 1)
+    cache = "/opt/gpubox/cache/uv"
+    drill.box.limit_disk(cache, 1)
     try:
         failed = drill.deploy(stack="disk-full")
     finally:
-        drill.box.unlimit_disk(building)
+        drill.box.unlimit_disk(cache)
     text = failed.stdout + failed.stderr
     assert failed.returncode == 1, text
     assert "disk" in text.lower()
@@ -299,7 +303,7 @@ def test_disk_full_while_building(drill: Drill) -> None:
         ({"server": "no-context"}, "engine.context_length = 0"),
         ({"server": "no-model"}, "no config.json there"),
         ({"server": "busy-port"}, "port = 31000 is in use"),
-        ({"python": "3.19"}, "not locked for Python 3.19"),
+        ({"python": '"3.19"'}, "not locked for Python 3.19"),
     ],
 )
 def test_bad_input_is_refused_before_the_first_operation(drill: Drill, data: dict[str, object], said: str) -> None:
@@ -322,7 +326,7 @@ def test_bad_input_is_refused_before_the_first_operation(drill: Drill, data: dic
         assert "Traceback" not in refused.stderr
         assert drill.untouched() == before
     finally:
-        drill.box.run("pkill -f 'http.server 31000' || true")
+        drill.box.run("pkill -f '[h]ttp.server 31000'")
         listener.wait()
 
 

@@ -168,7 +168,11 @@ def test_activation_command(planned: Callable[..., Planned]) -> None:
     ("key", "value", "said"),
     [
         ("driver", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04", "has a driver"),
-        ("listener", 'LISTEN 0 5 0.0.0.0:30000 0.0.0.0:* users:(("python3",pid=7,fd=3))', "port = 30000 is in use"),
+        (
+            "foreign_listener",
+            'LISTEN 0 5 0.0.0.0:30000 0.0.0.0:* users:(("python3",pid=7,fd=3))',
+            "port = 30000 is in use",
+        ),
     ],
 )
 def test_preflight_refuses(planned: Callable[..., Planned], key: str, value: str, said: str) -> None:
