@@ -105,8 +105,9 @@ class Store:
         self._mark(release_id).unlink(missing_ok=True)
 
     def collect(self, keep: int, protect: Iterable[str], newest_first: list[str]) -> list[str]:
-        """Remove releases beyond the `keep` newest (order given), stacks and caches that none of the rest needs, and what
-        interrupted builds left. The caller holds the box's lock, so none of those is still being built.
+        """Remove releases beyond the `keep` newest (order given), then stacks and caches that none of the rest needs.
+
+        What interrupted builds left goes too. The caller holds the box's lock, so none of those is still being built.
 
         Never touches current, previous or `protect`. Returns what was removed.
         """
