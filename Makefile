@@ -6,7 +6,7 @@ PYINFRA := .venv/bin/pyinfra
 PYTEST := $(PYTHON) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-clean test test-fast test-lab lint types lock lock-check bench-deploy
+.PHONY: help venv demo demo-clean test test-fast test-lab lint types lock lock-tools lock-models lock-check bench-deploy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,16 @@ types: venv ## mypy, strict
 lock: venv ## resolve a stack anew: make lock STACK=cuda128
 	@test -n "$(STACK)" || { echo "which stack? make lock STACK=NAME, one of: $(notdir $(wildcard stacks/*))"; exit 2; }
 	$(PYTHON) -m gpubox.devtools.lock $(STACK)
+
+UV_COMPILE := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate
+
+lock-tools: venv ## resolve the locks of the controller and of the box's tools anew
+	$(UV_COMPILE) --custom-compile-command "make lock-tools" tools/requirements.in -o tools/requirements.lock
+	$(UV_COMPILE) --custom-compile-command "make lock-tools" requirements.in -o requirements.lock
+
+lock-models: venv ## resolve the locks of the models anew
+	for model in models/*/; do $(UV_COMPILE) --no-deps --only-binary :all: --custom-compile-command "make lock-models" \
+		$${model}requirements.in -o $${model}requirements.lock || exit 1; done
 
 lock-check: venv ## prove that the committed locks fit their requirements.in
 	$(PYTHON) -m gpubox.devtools.lock --check
