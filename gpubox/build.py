@@ -21,7 +21,7 @@ from gpubox.canonical import canonical_json
 from gpubox.errors import InputError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
-from gpubox.libcuda_standin import build_standin, driver_symbols, refuse_on_nvidia_host
+from gpubox.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
 from gpubox.patches import apply_patches
 from gpubox.proof import Proved, prove
 from gpubox.running import run_lines, uv_program
@@ -160,7 +160,7 @@ def _add_standin(spec: StackSpec, work: Path, report: Report) -> list[str]:
     if not spec.build.libcuda_standin:
         return []
     symbols = driver_symbols(_site_packages(spec, work))
-    build_standin(work / "overlay" / "lib", symbols)
+    build_standin(work / STANDIN.parent, symbols)
     report(f"made a stand-in for libcuda.so.1 with {len(symbols)} functions")
     return symbols
 
@@ -178,7 +178,7 @@ def _prove(spec: StackSpec, work: Path, report: Report) -> Proved:
         if spec.build.cuda is not None:
             environment["CUDA_HOME"] = spec.build.cuda.home
         if spec.build.libcuda_standin:
-            environment["LD_LIBRARY_PATH"] = f"{work}/overlay/lib"
+            environment["LD_LIBRARY_PATH"] = str(work / STANDIN.parent)
         python = work / "venv" / "bin" / "python"
         return prove(python, spec.build, spec.lock, environment=environment, pycache=work / "pycache", report=report)
 

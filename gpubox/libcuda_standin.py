@@ -15,6 +15,7 @@ from gpubox.elf import read_linkage, shared_libraries, undefined_symbols
 from gpubox.errors import GpuboxError, RefusedError
 
 SONAME = "libcuda.so.1"
+STANDIN = Path("overlay") / "lib" / SONAME  # below a stack's directory
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE in cuda.h
 
 _DRIVER_FUNCTION = re.compile(r"^cu[A-Z]\w*$")

@@ -14,6 +14,7 @@ from gpubox.canonical import canonical_json, sha256_hex, short_digest
 from gpubox.engine import EngineArguments
 from gpubox.errors import BrokenError
 from gpubox.layout import DEFAULT_ROOT, Layout
+from gpubox.libcuda_standin import STANDIN
 from gpubox.probes import Probes
 from gpubox.server import Server
 from gpubox.stack import Overlay, Stack
@@ -154,10 +155,9 @@ def _environment(
         "PATH": f"{layout.stacks / stack_id}/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
     if stack.cuda is not None:
-        major_minor = ".".join(stack.cuda.toolkit.split(".")[:2])
-        ours["CUDA_HOME"] = f"/usr/local/cuda-{major_minor}"
+        ours["CUDA_HOME"] = stack.cuda.home
     if overlay is not None and overlay.libcuda_standin:
-        ours["LD_LIBRARY_PATH"] = str(layout.stacks / stack_id / "overlay" / "lib")
+        ours["LD_LIBRARY_PATH"] = str(layout.stacks / stack_id / STANDIN.parent)
     merged = {**stack.environment, **(overlay.environment if overlay else {}), **server.environment, **ours}
     return dict(sorted(merged.items()))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpubox.errors import BrokenError, InputError
 from gpubox.files import link_atomic, sync_directory, write_atomic
 from gpubox.layout import Layout
+from gpubox.libcuda_standin import STANDIN, refuse_on_nvidia_host
 from gpubox.model import check_model_directory
 from gpubox.release import RELEASE_ID, Release, read_release
 from gpubox.toml import nearest
@@ -43,9 +44,15 @@ class Store:
         return read_release(self.layout.releases / release_id)
 
     def check(self, release_id: str) -> Release:
-        """The release, if all that it needs is there. Raises BrokenError naming what is missing."""
+        """The release, if all that it needs is there. Raises BrokenError naming what is missing.
+
+        Raises RefusedError for a stack with the libcuda stand-in on a host that has a driver.
+        """
         release = self.read(release_id)
-        needed = {"stack": self.layout.stacks / release.stack_id / "stack.json"}
+        stack = self.layout.stacks / release.stack_id
+        if (stack / STANDIN).exists():
+            refuse_on_nvidia_host(f"release {release_id}")
+        needed = {"stack": stack / "stack.json"}
         if release.model_id:
             needed["model"] = self.layout.models / release.model_id / "model.json"
         else:

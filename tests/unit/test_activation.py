@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from gpubox import libcuda_standin
 from gpubox.errors import GpuboxError, LockedError, ProofError, RefusedError
 from gpubox.history import Verdict
+from gpubox.libcuda_standin import STANDIN
 from gpubox.locking import Anchor
 from tests.unit.simulated import KILLED, STEP_POINTS, SimulatedBox, kill_at
 
@@ -211,3 +213,18 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_a_stack_with_the_libcuda_standin_is_refused_where_there_is_a_driver(
+    box: SimulatedBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, release = box.add(1, "good"), box.add(2, "good")
+    box.activate(good)
+    standin = box.layout.stacks / "world-0" / STANDIN
+    standin.parent.mkdir(parents=True)
+    standin.touch()
+    monkeypatch.setattr(libcuda_standin, "_DRIVER_TRACES", ("proc/version",))  # a file that every Linux has
+    with pytest.raises(RefusedError, match="has an NVIDIA driver"):
+        box.activate(release)
+    assert box.service.running_release() == good
+    assert box.box.store.failed_reason(release) is None
