@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +22,7 @@ from gpubox.cli_build import model_group, release_group, stack_group
 from gpubox.cli_text import show_history, show_releases, show_status
 from gpubox.drill import pause_if_asked
 from gpubox.errors import ExitCode, GpuboxError, ProofError
-from gpubox.layout import DEFAULT_ROOT, Layout
+from gpubox.layout import Layout
 from gpubox.locking import session_anchor
 from gpubox.prober import HttpProber
 from gpubox.rollback import rollback_target
@@ -34,8 +33,7 @@ who_option = click.option("--who", default=None, help="Who asks; written to hist
 
 
 def open_box() -> Box:
-    layout = Layout(Path(os.environ.get("GPUBOX_ROOT", DEFAULT_ROOT)))
-    return Box(layout, SystemdService(), HttpProber(), pause_if_asked)
+    return Box(Layout(), SystemdService(), HttpProber(), pause_if_asked)
 
 
 def invoker() -> str:

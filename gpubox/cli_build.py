@@ -12,7 +12,7 @@ import click
 
 from gpubox.build import build_stack
 from gpubox.history import History, Verdict
-from gpubox.layout import DEFAULT_ROOT, Layout
+from gpubox.layout import Layout
 from gpubox.locking import BoxLock, session_anchor
 from gpubox.model import build_model
 from gpubox.store import Store
@@ -58,7 +58,7 @@ def stack_group() -> None:
 @build_options
 def stack_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None, cache_owner: str | None) -> None:
     """Build the stack that SPEC describes, prove it, give it its final name."""
-    layout = Layout(DEFAULT_ROOT)
+    layout = Layout()
     with locked(layout, f"building stack {spec.name}", job):
         done = build_stack(
             spec, layout, wheelhouse=wheelhouse, offline=offline, report=timed_report(), cache_owner=cache_owner
@@ -76,7 +76,7 @@ def model_group() -> None:
 def model_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None, cache_owner: str | None) -> None:
     """Fetch, convert and verify the model that SPEC describes."""
     del cache_owner
-    layout = Layout(DEFAULT_ROOT)
+    layout = Layout()
     with locked(layout, f"building model {spec.name}", job):
         done = build_model(spec, layout, wheelhouse=wheelhouse, offline=offline, report=timed_report())
     click.echo(str(done))
@@ -92,7 +92,7 @@ def release_group() -> None:
 @click.argument("spec", type=SPEC, nargs=-1, required=True)
 def release_add(spec: tuple[Path, ...], job: str | None) -> None:
     """Copy rendered releases into the store, complete or not at all. Nothing is switched."""
-    layout = Layout(DEFAULT_ROOT)
+    layout = Layout()
     with locked(layout, "adding releases", job):
         for directory in spec:
             click.echo(Store(layout).add(directory))
@@ -104,7 +104,7 @@ def release_add(spec: tuple[Path, ...], job: str | None) -> None:
 @click.option("--job", default=None, help="Who deploys: the lock stays taken until the ssh connection ends.")
 def release_collect(keep: int, protect: tuple[str, ...], job: str | None) -> None:
     """Remove old releases and the stacks that only they needed; never current, previous or protected ones."""
-    layout = Layout(DEFAULT_ROOT)
+    layout = Layout()
     proved = [e.to_release for e in History(layout.state / "history.jsonl") if e.verdict is Verdict.PROVED]
     newest_first = list(dict.fromkeys(name for name in reversed(proved) if name))
     with locked(layout, "removing old releases", job):

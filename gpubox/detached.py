@@ -22,6 +22,7 @@ from gpubox.files import write_atomic
 from gpubox.layout import Layout
 
 POLL_S = 0.2
+KEPT_RUNS = 50
 REQUEST = TypeAdapter(Request)
 
 
@@ -64,6 +65,7 @@ def start(layout: Layout, request: Request) -> Run:
     """Start the transient unit. Raises GpuboxError when systemd refuses."""
     run = Run(layout, request.run)
     run.directory.mkdir(parents=True, exist_ok=True)
+    _forget_old_runs(run.directory)
     write_atomic(run.request_path, REQUEST.dump_json(request))
     run.log_path.touch()
     gpubox = Path(sys.executable).with_name("gpubox")
@@ -76,6 +78,14 @@ def start(layout: Layout, request: Request) -> Run:
     if done.returncode != 0:
         raise GpuboxError(f"systemd-run failed ({done.returncode}): {done.stderr.strip()}", hint="systemctl status")
     return run
+
+
+def _forget_old_runs(directory: Path) -> None:
+    """Names sort by time; history keeps the verdicts for ever, the logs of the last runs are enough."""
+    runs = sorted({path.name.split(".")[0] for path in directory.iterdir()})
+    for name in runs[:-KEPT_RUNS]:
+        for path in directory.glob(f"{name}.*"):
+            path.unlink()
 
 
 def follow(run: Run, show: Callable[[str], None]) -> Outcome:
