@@ -61,10 +61,13 @@ class History:
             os.close(descriptor)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Oldest first. Lines that a crash tore are passed over: they never were verdicts."""
+        """Oldest first. Lines that a crash tore are passed over: they never were verdicts.
+
+        Only a newline ends a line: str.splitlines would also cut at U+0085 and U+2028 inside a log line.
+        """
         if not self.path.exists():
             return
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 yield Entry.model_validate_json(line)
             except ValidationError:
