@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpubox.errors import GpuboxError, RefusedError
+from gpubox.errors import BrokenError, GpuboxError, RefusedError
 from gpubox.files import write_atomic
 from gpubox.history import Entry, History, Verdict, now
 from gpubox.layout import Layout
@@ -164,7 +164,7 @@ class Box:
         with step(Step.PREFLIGHT):
             release = self.store.check(request.release)
             self._refuse_failed(request)
-            old_port = self.store.read(old).port if old else release.port
+            old_port = self._port_of(old, release.port)
         pending = Pending(
             run=request.run,
             who=request.who,
@@ -187,6 +187,13 @@ class Box:
         with step(Step.RECORD):
             self._record(pending, request.release, Verdict.PROVED, seconds=time.monotonic() - started)
             self._settle(pending)
+
+    def _port_of(self, release_id: str | None, default: int) -> int:
+        """Where the old server listens. One whose files were edited must not keep a good release from coming."""
+        try:
+            return self.store.read(release_id).port if release_id else default
+        except BrokenError:
+            return default
 
     def _settle(self, pending: Pending) -> None:
         """What follows from a proof that is written down; may run twice."""
@@ -222,10 +229,12 @@ class Box:
 
     def _put_back(self, pending: Pending, error: GpuboxError, step: Step, seconds: float, report: Report) -> None:
         """Record the failure, then bring back what served before, and record that too."""
-        log = self.service.log_tail(LOG_LINES) if step in (Step.START, Step.READY, Step.PROVE) else []
+        was_tried = step in (Step.START, Step.READY, Step.PROVE)
+        log = self.service.log_tail(LOG_LINES) if was_tried else []
         error.detail = "\n".join(filter(None, [error.detail, *log]))
         report(f"failed at step {step}: {error.message}")
-        self.store.mark_failed(pending.to_release, f"{step}: {error.message}")
+        if was_tried:
+            self.store.mark_failed(pending.to_release, f"{step}: {error.message}")
         self._record(
             pending, pending.to_release, Verdict.FAILED, seconds=seconds, step=step, reason=error.message, log=log
         )

@@ -25,6 +25,7 @@ GPUBOX_RELEASE=$(basename "$(dirname "$(readlink -f "$0")")")
 export GPUBOX_RELEASE
 exec {command}
 """
+REPAIR = "move that release's directory away and deploy again; changes belong into servers/*.toml"
 RELEASE_ID = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}$")
 
 
@@ -128,13 +129,13 @@ def read_release(directory: Path) -> Release:
     try:
         release = Release.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise BrokenError(f"{path}: not a release: {str(error).splitlines()[0]}", hint="deploy again") from None
+        raise BrokenError(f"{path}: not a release: {str(error).splitlines()[0]}", hint=REPAIR) from None
     if release.id != directory.name.removeprefix(".building-"):
-        raise BrokenError(f"{path}: was edited: its content is release {release.id}", hint="deploy again; edit nothing")
+        raise BrokenError(f"{path}: was edited: its content is release {release.id}", hint=REPAIR)
     for name, digest in release.files.items():
         file = directory / name
         if not file.is_file() or sha256_hex(file.read_bytes()) != digest:
-            raise BrokenError(f"{file}: missing or edited", hint="deploy again; change servers/*.toml instead")
+            raise BrokenError(f"{file}: missing or edited", hint=REPAIR)
     return release
 
 

@@ -228,3 +228,27 @@ def test_a_stack_with_the_libcuda_standin_is_refused_where_there_is_a_driver(
         box.activate(release)
     assert box.service.running_release() == good
     assert box.box.store.failed_reason(release) is None
+
+
+def test_an_edited_current_release_does_not_keep_a_good_one_out(box: SimulatedBox) -> None:
+    old, new = box.add(1, "good"), box.add(2, "good")
+    box.activate(old)
+    (box.layout.releases / old / "env").write_text("EDITED=1\n")
+    box.activate(new)
+    assert box.service.running_release() == new
+
+
+def test_a_stop_that_fails_is_not_the_new_release_s_fault(box: SimulatedBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = box.add(1, "good"), box.add(2, "good")
+    box.activate(old)
+
+    def stop(port: int, report: object) -> bool:
+        raise GpuboxError("port 30000 is still in use")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(box.service, "stop", stop)
+        with pytest.raises(GpuboxError, match="still in use"):
+            box.activate(new)
+    assert box.box.store.failed_reason(new) is None
+    assert box.box.store.current() == old
+    box.activate(new)
