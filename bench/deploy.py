@@ -27,6 +27,7 @@ QUESTION = {
     "max_tokens": 32,
 }
 LIMIT_S = 1200.0
+OTHER = {"cuda130-next": "cuda128", "cuda128": "cuda130-next"}
 
 
 def deploy(*arguments: str) -> str:
@@ -71,7 +72,7 @@ def rollback_over_restart(box: Box, repeats: int) -> dict[str, object]:
     for _ in range(repeats):
         home = current_stack(box)
         restarts.append(seconds_to_answer(box, lambda: in_background(box, "systemctl restart sglang.service")))
-        box.run("gpubox rollback")
+        box.run(f"gpubox rollback --stack {OTHER[home]}")
         rollbacks.append(seconds_to_answer(box, partial(in_background, box, f"gpubox rollback --stack {home}")))
         wait_until_recorded(box)
     return {
@@ -141,18 +142,18 @@ def main() -> None:
     options = parser.parse_args()
     (box,) = Lab.up(["box1"])
     deploy("deploy.py", "-y")
-    found = {
-        "converged deploy": converged_deploy(5),
-        "second stack from a warm cache": second_stack(box),
-        "rollback over restart": rollback_over_restart(box, options.repeats),
+    measurements: dict[str, Callable[[], dict[str, object]]] = {
+        "converged deploy": lambda: converged_deploy(5),
+        "second stack from a warm cache": lambda: second_stack(box),
+        "rollback over restart": lambda: rollback_over_restart(box, options.repeats),
     }
+    found = {}
+    for title, measure in measurements.items():
+        found[title] = measure()
+        if not options.json:
+            print(title, *(f"  {name:24} {value}" for name, value in found[title].items()), sep="\n", flush=True)
     if options.json:
         print(json.dumps(found, indent=2))
-        return
-    for title, numbers in found.items():
-        print(title)
-        for name, value in numbers.items():
-            print(f"  {name:24} {value}")
 
 
 if __name__ == "__main__":
