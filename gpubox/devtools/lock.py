@@ -40,22 +40,19 @@ def compile_lock(directory: Path, *, upgrade: bool = False, offline: bool = Fals
             shutil.copy(directory / LOCK, work / LOCK)
         (work / "pyproject.toml").write_text(_project(stack))
         command: list[str | Path] = [
-            *(
-                uv_program(),
-                "pip",
-                "compile",
-                "requirements.in",
-                "--override",
-                "overrides.txt",
-                "--excludes",
-                "excludes.txt",
-            ),
-            *("--universal", "--python-version", min(stack.pythons, key=_minor)),
-            *("--only-binary", ":all:", "--generate-hashes", "--no-annotate"),
-            *("--custom-compile-command", f"make lock STACK={stack.name}"),
-            *("--output-file", LOCK, "--quiet"),
-            *(["--offline"] if offline else []),
+            uv_program(),
+            "pip",
+            "compile",
+            "requirements.in",
+            "--output-file",
+            LOCK,
+            "--quiet",
         ]
+        command += ["--override", "overrides.txt", "--excludes", "excludes.txt"]
+        command += ["--universal", "--python-version", min(stack.pythons, key=_minor)]
+        command += ["--only-binary", ":all:", "--generate-hashes", "--no-annotate"]
+        command += ["--custom-compile-command", f"make lock STACK={stack.name}"]
+        command += ["--offline"] if offline else []
         run = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             raise GpuboxError(
