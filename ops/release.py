@@ -33,21 +33,18 @@ def deployer() -> str:
 
 
 @operation()
-def stack_built(spec: StackSpec, settings: Settings) -> Iterator[Any]:
-    """The stack is on the box under its final name, which it gets only when proved."""
-    if box_state().has("stacks", spec.id):
-        host.noop(f"stack {spec.id} is built and proved")
+def built(kind: str, spec: StackSpec | ModelSpec, settings: Settings) -> Iterator[Any]:
+    """The stack or model (`kind`) is on the box under its final name, which it gets only when built and proved."""
+    if box_state().has(f"{kind}s", spec.id):
+        host.noop(f"{kind} {spec.id} is built and proved")
         return
-    yield from _built("stack", spec, settings)
-
-
-@operation()
-def model_built(spec: ModelSpec, settings: Settings) -> Iterator[Any]:
-    """The model is on the box, converted and verified."""
-    if box_state().has("models", spec.id):
-        host.noop(f"model {spec.id} is converted and verified")
-        return
-    yield from _built("model", spec, settings)
+    yield from _uploaded(spec.id, spec.files)
+    options = ["--cache-owner", settings.service_user]
+    if settings.wheelhouse:
+        options += ["--wheelhouse", settings.wheelhouse]
+    if settings.offline:
+        options.append("--offline")
+    yield Streamed(GPUBOX, kind, "build", "--job", QuoteString(deployer()), *options, f"{INCOMING}/{spec.id}")
 
 
 @operation()
@@ -103,16 +100,6 @@ def proved_from_outside(url: str, plan: BoxPlan) -> Iterator[Any]:
 def _failed(state: Any, host: Any, problem: str) -> bool:
     host.log_styled(problem, fg="red")
     return False
-
-
-def _built(kind: str, spec: StackSpec | ModelSpec, settings: Settings) -> Iterator[Any]:
-    yield from _uploaded(spec.id, spec.files)
-    options = ["--cache-owner", settings.service_user]
-    if settings.wheelhouse:
-        options += ["--wheelhouse", settings.wheelhouse]
-    if settings.offline:
-        options.append("--offline")
-    yield Streamed(GPUBOX, kind, "build", "--job", QuoteString(deployer()), *options, f"{INCOMING}/{spec.id}")
 
 
 def _uploaded(name: str, files: dict[str, bytes]) -> Iterator[Any]:

@@ -12,6 +12,6 @@ from ops import release as op
 @deploy("Stacks")
 def stacks(plan: BoxPlan) -> None:
     for spec in host.loop(plan.stacks):
-        op.stack_built(name=f"Stack {spec.build.name}", spec=spec, settings=plan.settings)
+        op.built(name=f"Stack {spec.build.name}", kind="stack", spec=spec, settings=plan.settings)
     if plan.model:
-        op.model_built(name=f"Model {plan.model.build.name}", spec=plan.model, settings=plan.settings)
+        op.built(name=f"Model {plan.model.build.name}", kind="model", spec=plan.model, settings=plan.settings)
