@@ -14,18 +14,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import requests
-
+from gpubox.errors import GpuboxError
 from lab.boxes import Box, Lab
 from lab.controller import pyinfra
+from lab.question import ask, endpoint
 
-URL = "http://{address}:30000/v1/chat/completions"
-QUESTION = {
-    "model": "smollm2",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "temperature": 0,
-    "max_tokens": 32,
-}
 LIMIT_S = 1200.0
 OTHER = {"cuda130-next": "cuda128", "cuda128": "cuda130-next"}
 
@@ -40,9 +33,8 @@ def deploy(*arguments: str) -> str:
 
 def answers(box: Box) -> bool:
     try:
-        reply = requests.post(URL.format(address=box.address), json=QUESTION, timeout=60)
-        return reply.ok and "Paris" in reply.json()["choices"][0]["message"]["content"]
-    except requests.RequestException:
+        return "Paris" in ask(endpoint(box.address), timeout=60)
+    except GpuboxError:
         return False
 
 

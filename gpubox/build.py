@@ -25,7 +25,8 @@ from gpubox.libcuda_standin import STANDIN, build_standin, driver_symbols, refus
 from gpubox.patches import apply_patches
 from gpubox.proof import Proved, prove
 from gpubox.running import run_lines, uv_program
-from gpubox.stack import LOCK, StackSpec, read_stack_spec
+from gpubox.spec import LOCK, read_spec
+from gpubox.stack import StackBuild, StackSpec, locked_packages
 from gpubox.uv_errors import disk_full, explain_uv_failure
 
 RECORD = "stack.json"
@@ -49,7 +50,7 @@ def build_stack(
     for a damaged spec, RefusedError for a stand-in on a host with a driver, ProofError, or GpuboxError when uv fails or
     the disk is full; then nothing has the final name.
     """
-    spec = read_stack_spec(spec_dir)
+    spec = read_spec(StackBuild, spec_dir)
     if spec.build.libcuda_standin:
         refuse_on_nvidia_host(f"stack {spec.id}")
     final = layout.stacks / spec.id
@@ -180,7 +181,9 @@ def _prove(spec: StackSpec, work: Path, report: Report) -> Proved:
         if spec.build.libcuda_standin:
             environment["LD_LIBRARY_PATH"] = str(work / STANDIN.parent)
         python = work / "venv" / "bin" / "python"
-        return prove(python, spec.build, spec.lock, environment=environment, pycache=work / "pycache", report=report)
+        return prove(
+            python, spec.build, locked_packages(spec), environment=environment, pycache=work / "pycache", report=report
+        )
 
 
 def _hand_over_bytecode(work: Path, final: Path, cache: Path, owner: str | None) -> None:

@@ -12,7 +12,7 @@ import click
 
 from gpubox.build import build_stack
 from gpubox.history import History, Verdict
-from gpubox.layout import Layout
+from gpubox.layout import SERVICE_USER, Layout
 from gpubox.locking import BoxLock, session_anchor
 from gpubox.model import build_model
 from gpubox.store import Store
@@ -25,7 +25,6 @@ def build_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--wheelhouse", type=SPEC, default=None, help="A directory of wheels to look in first."),
         click.option("--offline", is_flag=True, help="Use no network: cache and wheelhouse only."),
         click.option("--job", default=None, help="Who deploys: the lock stays taken until the ssh connection ends."),
-        click.option("--cache-owner", default=None, help="The user that the server runs as; owns the compile caches."),
         click.argument("spec", type=SPEC),
     ]
     for option in reversed(options):
@@ -55,8 +54,11 @@ def stack_group() -> None:
 
 
 @stack_group.command("build")
+@click.option(
+    "--cache-owner", default=SERVICE_USER, show_default=True, help="Who runs the server: owns the compile caches."
+)
 @build_options
-def stack_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None, cache_owner: str | None) -> None:
+def stack_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None, cache_owner: str) -> None:
     """Build the stack that SPEC describes, prove it, give it its final name."""
     layout = Layout()
     with locked(layout, f"building stack {spec.name}", job):
@@ -73,9 +75,8 @@ def model_group() -> None:
 
 @model_group.command("build")
 @build_options
-def model_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None, cache_owner: str | None) -> None:
+def model_build(spec: Path, wheelhouse: Path | None, offline: bool, job: str | None) -> None:
     """Fetch, convert and verify the model that SPEC describes."""
-    del cache_owner
     layout = Layout()
     with locked(layout, f"building model {spec.name}", job):
         done = build_model(spec, layout, wheelhouse=wheelhouse, offline=offline, report=timed_report())

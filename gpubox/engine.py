@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from gpubox.toml import Strict
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -15,10 +17,8 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 RESERVED = frozenset({"model_path", "served_model_name", "host", "port"})  # decided by the server profile and the box
 
 
-class EngineArguments(BaseModel):
+class EngineArguments(Strict):
     """What an operator may ask of the engine. Unset fields are not passed: the engine's own default applies."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     context_length: PositiveInt | None = None
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = None

@@ -72,8 +72,3 @@ class History:
                 yield Entry.model_validate_json(line)
             except ValidationError:
                 continue
-
-    def last_good(self, release: str) -> Entry | None:
-        """The newest entry that proved `release`."""
-        good = [e for e in self if e.to_release == release and e.verdict in (Verdict.PROVED, Verdict.RESTORED)]
-        return good[-1] if good else None

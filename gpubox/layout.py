@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_ROOT = Path("/opt/gpubox")
+SERVICE_USER = "gpubox"  # the server runs as it, unless settings name another
 
 
 @dataclass(frozen=True)

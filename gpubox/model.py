@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from gpubox.canonical import DIGEST_LENGTH, canonical_json, sha256_hex
+from gpubox.canonical import canonical_json
 from gpubox.errors import BrokenError, InputError, ProofError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
 from gpubox.lockfile import parse_lock
 from gpubox.running import run_lines
-from gpubox.server import Name
-from gpubox.toml import load
+from gpubox.spec import LOCK, Build, FileName, Spec, hashes, read_spec, render_spec
+from gpubox.toml import Name, Strict, load
 from gpubox.uv_errors import explain_uv_failure
 
-LOCK = "requirements.lock"
 CONVERT = "convert.py"
-SPEC = "spec.json"
 PROVED = "model.json"
-AGAIN = "fetch the model again"
-HEADER_LIMIT = 100_000_000  # bytes; safetensors itself refuses a longer header
 
 Report = Callable[[str], None]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ModelFile(_Strict):
+class ModelFile(Strict):
     """`size` in bytes."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=0)]
 
 
-class Model(_Strict):
+class Model(Strict):
     """`models/<name>/model.toml`. `files` are all that the conversion must give, by name, config.json among them."""
 
     name: Name
@@ -65,26 +53,14 @@ class Model(_Strict):
         return value
 
 
-class ModelBuild(_Strict):
-    """spec.json: everything that decides a converted model. `inputs` are sha256 by file name."""
+class ModelBuild(Build):
+    """spec.json of a model: everything that decides what is converted. `files` are what must come out."""
 
-    schema_version: Literal[1] = 1
-    name: Name
     python: str
     files: dict[FileName, ModelFile]
-    inputs: dict[FileName, str]
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """A rendered model spec: the bytes of what the box gets, by file name."""
-
-    build: ModelBuild
-    files: dict[str, bytes]
-
-    @property
-    def id(self) -> str:
-        return f"{self.build.name}-{sha256_hex(self.files[SPEC])[:DIGEST_LENGTH]}"
+ModelSpec = Spec[ModelBuild]
 
 
 def load_model(directory: Path) -> Model:
@@ -108,25 +84,9 @@ def model_spec(directory: Path, python: str) -> ModelSpec:
         name=model.name,
         python=python,
         files=model.files,
-        inputs={name: sha256_hex(data) for name, data in inputs.items()},
+        inputs=hashes(inputs),
     )
-    return ModelSpec(build, {SPEC: canonical_json(build.model_dump(mode="json")), **inputs})
-
-
-def read_model_spec(directory: Path) -> ModelSpec:
-    """The spec that was uploaded to `directory`, every file checked by its sha256. Raises BrokenError."""
-    try:
-        raw = (directory / SPEC).read_bytes()
-        build = ModelBuild.model_validate_json(raw)
-        files = {SPEC: raw, **{name: (directory / name).read_bytes() for name in build.inputs}}
-    except (OSError, ValidationError) as error:
-        raise BrokenError(
-            f"{directory}: not a model spec: {error}", hint="deploy again; specs are not edited"
-        ) from None
-    for name, digest in build.inputs.items():
-        if sha256_hex(files[name]) != digest:
-            raise BrokenError(f"{directory / name}: is not what spec.json says", hint="deploy again")
-    return ModelSpec(build, files)
+    return render_spec(build, inputs)
 
 
 def build_model(
@@ -137,7 +97,7 @@ def build_model(
     Raises BrokenError for a damaged spec, GpuboxError when the wheels cannot be had, ProofError when the conversion
     fails or gives other bytes than model.toml says; then nothing has the final name.
     """
-    spec = read_model_spec(spec_dir)
+    spec = read_spec(ModelBuild, spec_dir)
     final = layout.models / spec.id
     work = layout.models / f".building-{spec.id}"
     shutil.rmtree(
@@ -173,82 +133,6 @@ def verify_model(directory: Path) -> None:
         _check_files(directory, build.files)
     except ProofError as error:
         raise BrokenError(error.message, hint="remove the directory and deploy again") from None
-
-
-def check_model_directory(directory: Path) -> None:
-    """Whether a checkpoint that an operator brought is whole: the engine loads one with missing shards without a word.
-
-    config.json parses, no download is half-done, every shard and every tensor of the index is there, and no shard is
-    shorter or longer than its header says. Raises InputError naming the file. Source: sglang#32279.
-    """
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such model directory", hint="correct model.path of the server profile")
-    _read_json(directory / "config.json")
-    if unfinished := _unfinished_downloads(directory):
-        raise InputError(f"{unfinished[0]}: an unfinished download", hint="finish the download, or remove that file")
-    index = directory / "model.safetensors.index.json"
-    shards = _indexed_shards(index) if index.is_file() else _found_shards(directory)
-    for name, tensors in sorted(shards.items()):
-        missing = tensors - _check_shard(directory / name)
-        if missing:
-            raise InputError(f"{directory / name}: lacks {min(missing)}, which {index.name} puts there", hint=AGAIN)
-
-
-def _unfinished_downloads(directory: Path) -> list[Path]:
-    """In a snapshot of a Hugging Face cache, unfinished files lie beside it, in blobs/."""
-    places = [directory]
-    if directory.parent.name == "snapshots":
-        places.append(directory.parent.parent / "blobs")
-    return sorted(path for place in places for path in place.rglob("*.incomplete"))
-
-
-def _indexed_shards(index: Path) -> dict[str, set[str]]:
-    shards: dict[str, set[str]] = {}
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{index}: has no weight_map", hint=AGAIN)
-    for tensor, shard in weight_map.items():
-        shards.setdefault(str(shard), set()).add(tensor)
-    return shards
-
-
-def _found_shards(directory: Path) -> dict[str, set[str]]:
-    """Without an index only the names tell whether all are there: model-00001-of-00004.safetensors."""
-    names = {path.name for path in directory.glob("*.safetensors")}
-    for name in sorted(names):
-        if parts := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.safetensors)", name):
-            names |= {
-                f"{parts[1]}{number:0{len(parts[2])}}{parts[3]}{parts[4]}{parts[5]}"
-                for number in range(1, int(parts[4]) + 1)
-            }
-    return {name: set() for name in names}
-
-
-def _check_shard(path: Path) -> set[str]:
-    """The tensors of a safetensors file: 8 bytes of header length, a JSON header, data up to the largest offset."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, HEADER_LIMIT)))
-            tensors = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-            end = 8 + length + max(tensors.values(), default=0)
-    except FileNotFoundError:
-        raise InputError(f"{path}: this part of the model is missing", hint=AGAIN) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a whole safetensors file: {error}", hint=AGAIN) from None
-    if path.stat().st_size != end:
-        raise InputError(f"{path}: has {path.stat().st_size} bytes, its header says {end}", hint=AGAIN)
-    return set(tensors)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable JSON: {error}", hint="a model directory needs it") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: not a JSON object", hint=AGAIN)
-    return data
 
 
 def _make_venv(

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from gpubox.endpoint import Endpoint, HealthState, shorten
 from gpubox.errors import ProofError
+from gpubox.toml import Strict
 
 __all__ = [
     "Answer",
@@ -49,11 +50,7 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Question(_Strict):
+class Question(Strict):
     """A question whose right answer has a margin: on a GPU the first greedy answer to a close call was seen to differ.
 
     expect: any one of these in the answer counts; upper and lower case are the same.
@@ -65,7 +62,7 @@ class Question(_Strict):
     tries: Annotated[int, Field(ge=1, le=10)] = 3
 
 
-class Probes(_Strict):
+class Probes(Strict):
     """The table [probes] of servers/*.toml; deadlines in seconds. docs/health.md explains every key."""
 
     questions: Annotated[tuple[Question, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
@@ -77,7 +74,7 @@ class Probes(_Strict):
     burst_deadline_s: Seconds = 300.0  # for the whole burst
 
 
-class Answer(_Strict):
+class Answer(Strict):
     """What the server said to one question, after how many tries and seconds."""
 
     ask: str
@@ -86,14 +83,14 @@ class Answer(_Strict):
     seconds: float
 
 
-class BurstReport(_Strict):
+class BurstReport(Strict):
     """A burst in which no request failed."""
 
     requests: int
     seconds: float
 
 
-class ProbeReport(_Strict):
+class ProbeReport(Strict):
     """What was proved. `burst` is None when no process had been killed by force."""
 
     model_id: str

@@ -17,7 +17,7 @@ from gpubox.errors import ProofError
 from gpubox.lockfile import Lock, foreign_cuda
 from gpubox.proof_errors import death, step_failed
 from gpubox.running import run_lines
-from gpubox.stack import BuildSpec
+from gpubox.stack import StackBuild
 
 PROBE = Path(__file__).with_name("proof_probe.py")
 Report = Callable[[str], None]
@@ -38,7 +38,7 @@ class Proved:
 
 
 def prove(
-    python: Path, build: BuildSpec, lock: Lock, *, environment: Mapping[str, str], pycache: Path, report: Report
+    python: Path, build: StackBuild, lock: Lock, *, environment: Mapping[str, str], pycache: Path, report: Report
 ) -> Proved:
     """Raises ProofError naming the first thing that does not hold. `pycache` takes the bytecode of what is imported."""
     seen = _run_probe(python, build, environment, pycache, report)
@@ -128,7 +128,7 @@ class _Seen:
     stderr: str = ""
 
 
-def _run_probe(python: Path, build: BuildSpec, environment: Mapping[str, str], pycache: Path, report: Report) -> _Seen:
+def _run_probe(python: Path, build: StackBuild, environment: Mapping[str, str], pycache: Path, report: Report) -> _Seen:
     request = json.dumps(build.proof.model_dump(mode="json"))
     command: list[str | Path] = [python, "-I", "-X", f"pycache_prefix={pycache}", PROBE, request]
     seen = _Seen()
@@ -157,7 +157,7 @@ def _run_probe(python: Path, build: BuildSpec, environment: Mapping[str, str], p
     return seen
 
 
-def _check_torch(build: BuildSpec, torch: Mapping[str, Any] | None) -> None:
+def _check_torch(build: StackBuild, torch: Mapping[str, Any] | None) -> None:
     """Only a torch that imports tells its CUDA version; one that does not is reported with the imports."""
     if build.cuda is None or torch is None or "error" in torch or torch["cuda"] == build.cuda.version:
         return

@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpubox.engine import EngineArguments
 from gpubox.errors import InputError
 from gpubox.probes import Probes
-from gpubox.toml import load, nearest
-
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
+from gpubox.toml import Name, Strict, load, nearest
 
 
-class ModelSource(BaseModel):
+class ModelSource(Strict):
     """Either `build`, a directory of `models/` that the box converts once, or `path`, a directory on the box."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     build: Name | None = None
     path: str | None = None
@@ -32,10 +28,8 @@ class ModelSource(BaseModel):
         return self
 
 
-class Server(BaseModel):
+class Server(Strict):
     """`ready_deadline_s` lives in `probes`: a server that is not ready by then has failed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     description: str

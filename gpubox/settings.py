@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gpubox.server import Name
-from gpubox.toml import validate
+from gpubox.layout import SERVICE_USER
+from gpubox.toml import Name, validate
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
 PYINFRA_PREFIXES = ("_", "ssh_", "docker_", "pct_")
@@ -29,7 +29,7 @@ class Settings(BaseModel):
         "127.0.0.1"
     )
     public_url: Annotated[str | None, Field(pattern=r"^https?://[^/]+$", description="where clients reach it")] = None
-    service_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "gpubox"
+    service_user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = SERVICE_USER
     stop_timeout_s: Annotated[int, Field(ge=1, le=7200, description="time for requests in flight at a stop")] = 300
     keep_releases: Annotated[int, Field(ge=2, le=100)] = 5
     wheelhouse: Annotated[str | None, Field(pattern=r"^/", description="a directory of wheels on the box")] = None

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from gpubox.canonical import DIGEST_LENGTH, canonical_json, sha256_hex
-from gpubox.errors import BrokenError, InputError
+from gpubox.errors import InputError
 from gpubox.lockfile import Lock, foreign_cuda, parse_lock
-from gpubox.server import Name, check_environment
-from gpubox.toml import load, nearest
-
-LOCK = "requirements.lock"
-SPEC = "spec.json"
+from gpubox.server import check_environment
+from gpubox.spec import LOCK, Build, FileName, Spec, hashes, render_spec
+from gpubox.toml import Name, Strict, load, nearest
 
 Minor = Annotated[str, Field(pattern=r"^3\.\d+$")]
 DottedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 EngineArgument = bool | int | float | str
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Engine(_Strict):
+class Engine(Strict):
     """`name` is the distribution that the lock must hold at `version`; `module` is what `python -m` starts."""
 
     name: str
@@ -35,7 +26,7 @@ class Engine(_Strict):
     module: DottedName
 
 
-class Cuda(_Strict):
+class Cuda(Strict):
     """`version` is torch.version.cuda; `linked_major` the N of the libcudart.so.N that kernels link.
 
     `toolkit` is the toolkit of the box (nvcc for kernels compiled there); `min_driver` the oldest driver branch.
@@ -59,14 +50,14 @@ class Cuda(_Strict):
         return self
 
 
-class Proof(_Strict):
+class Proof(Strict):
     """`imports` must import; the libraries of `kernel_distributions` must load and link the declared CUDA major."""
 
     imports: list[DottedName] = []
     kernel_distributions: list[str] = []
 
 
-class Stack(_Strict):
+class Stack(Strict):
     """`stacks/<name>/stack.toml`. `cuda` is absent for an engine that needs none."""
 
     name: Name
@@ -84,7 +75,7 @@ class Stack(_Strict):
         return check_environment(value)
 
 
-class Overlay(_Strict):
+class Overlay(Strict):
     """`overlays/<name>/overlay.toml`: what differs on a machine that lacks something."""
 
     name: Name
@@ -106,11 +97,9 @@ class Overlay(_Strict):
         return self
 
 
-class BuildSpec(_Strict):
-    """spec.json: everything that decides a built stack, and nothing else. `files` are sha256 by path in the spec."""
+class StackBuild(Build):
+    """spec.json of a stack: everything that decides what is built, and nothing else."""
 
-    schema_version: Literal[1] = 1
-    name: Name
     python: Minor
     engine: Engine
     cuda: Cuda | None
@@ -118,23 +107,9 @@ class BuildSpec(_Strict):
     patches: list[FileName]
     proof: Proof
     libcuda_standin: bool
-    files: dict[str, str]
 
 
-@dataclass(frozen=True)
-class StackSpec:
-    """A rendered stack spec: what the box gets. `files` are the bytes by relative path, spec.json among them."""
-
-    build: BuildSpec
-    files: dict[str, bytes]
-
-    @property
-    def id(self) -> str:
-        return f"{self.build.name}-{sha256_hex(self.files[SPEC])[:DIGEST_LENGTH]}"
-
-    @property
-    def lock(self) -> Lock:
-        return parse_lock(self.files[LOCK].decode(), LOCK)
+StackSpec = Spec[StackBuild]
 
 
 def load_stack(directory: Path) -> Stack:
@@ -167,7 +142,7 @@ def stack_spec(directory: Path, python: str, overlay: Overlay | None) -> StackSp
     inputs = {LOCK: _read(directory / LOCK)}
     inputs |= {f"patches/{name}": _read(directory / "patches" / name) for name in stack.patches}
     _check_lock(stack, directory / LOCK, python)
-    build = BuildSpec(
+    build = StackBuild(
         name=stack.name,
         python=python,
         engine=stack.engine,
@@ -176,29 +151,13 @@ def stack_spec(directory: Path, python: str, overlay: Overlay | None) -> StackSp
         patches=stack.patches,
         proof=stack.proof,
         libcuda_standin=overlay is not None and overlay.libcuda_standin,
-        files={name: sha256_hex(data) for name, data in inputs.items()},
+        inputs=hashes(inputs),
     )
-    return StackSpec(build, {SPEC: canonical_json(build.model_dump(mode="json")), **inputs})
+    return render_spec(build, inputs)
 
 
-def read_stack_spec(directory: Path) -> StackSpec:
-    """The spec that was uploaded to `directory`, every file checked by its sha256. Raises BrokenError."""
-    again = "upload it again with a deploy; specs are never edited"
-    try:
-        raw = (directory / SPEC).read_bytes()
-        build = BuildSpec.model_validate_json(raw)
-    except (OSError, ValidationError) as error:
-        raise BrokenError(f"{directory / SPEC}: not a stack spec: {error}", hint=again) from None
-    files = {SPEC: raw}
-    for name, digest in build.files.items():
-        path = directory / name
-        try:
-            files[name] = path.read_bytes()
-        except OSError as error:
-            raise BrokenError(f"{path}: {error.strerror}", hint=again) from None
-        if sha256_hex(files[name]) != digest:
-            raise BrokenError(f"{path}: sha256 is {sha256_hex(files[name])}, spec.json says {digest}", hint=again)
-    return StackSpec(build, files)
+def locked_packages(spec: StackSpec) -> Lock:
+    return parse_lock(spec.files[LOCK].decode(), LOCK)
 
 
 def _description(directory: Path, kind: str) -> Path:

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpubox.checkpoint import check_model_directory
 from gpubox.errors import BrokenError, InputError
 from gpubox.files import link_atomic, sync_directory, write_atomic
 from gpubox.layout import Layout
 from gpubox.libcuda_standin import STANDIN, refuse_on_nvidia_host
-from gpubox.model import check_model_directory
 from gpubox.release import RELEASE_ID, Release, read_release
 from gpubox.toml import nearest
 

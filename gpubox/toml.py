@@ -6,13 +6,20 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpubox.errors import InputError
 
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """What a person writes: no unknown key, no value of another type, nothing changed after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -28,11 +35,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
-    """`data` as `model`. Raises InputError whose first line names origin, key and value; all problems follow."""
+    """`data` as `model`. Raises InputError whose first line names origin, key and value; all problems follow.
+
+    What is missing comes last: a misspelt key shows as unknown and as missing, and only the first says what was meant.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = [_problem(model, data, dict(item)) for item in error.errors(include_url=False)]
+        items = sorted(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
+        problems = [_problem(model, data, dict(item)) for item in items]
         message, hint = problems[0]
         rest = "\n".join(f"{origin}: {text}" for text, _ in problems[1:])
         raise InputError(f"{origin}: {message}", hint=hint, detail=rest) from None

@@ -39,7 +39,7 @@ def built(kind: str, spec: StackSpec | ModelSpec, settings: Settings) -> Iterato
         host.noop(f"{kind} {spec.id} is built and proved")
         return
     yield from _uploaded(spec.id, spec.files)
-    options = ["--cache-owner", settings.service_user]
+    options = ["--cache-owner", settings.service_user] if kind == "stack" else []
     if settings.wheelhouse:
         options += ["--wheelhouse", settings.wheelhouse]
     if settings.offline:

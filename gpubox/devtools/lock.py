@@ -18,7 +18,8 @@ import click
 from gpubox.errors import GpuboxError, InputError
 from gpubox.lockfile import parse_lock
 from gpubox.running import uv_program
-from gpubox.stack import LOCK, Stack, load_stack
+from gpubox.spec import LOCK
+from gpubox.stack import Stack, load_stack
 
 STACKS = Path(__file__).parents[2] / "stacks"
 INPUTS = ("requirements.in", "overrides.txt", "excludes.txt")

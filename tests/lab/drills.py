@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import requests
-
+from gpubox.errors import GpuboxError
 from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import Settings
 from lab.boxes import Box
+from lab.question import ask
 from lab.settings import REPOSITORY
 from tests.standin.build import build_wheel, write_stack
 
@@ -152,14 +152,7 @@ class Drill:
 
     def answers(self) -> str:
         """What the server says from outside; raises when it does not."""
-        body = {
-            "model": "drill",
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-        }
-        answer = requests.post(f"http://{self.box.address}:{PORT}/v1/chat/completions", json=body, timeout=10)
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["message"]["content"])
+        return ask(f"http://{self.box.address}:{PORT}", timeout=10)
 
     def pause_at(self, point: str | None) -> None:
         self.box.run("rm -f /run/gpubox/drill")
@@ -197,7 +190,7 @@ class Drill:
         def up() -> bool:
             try:
                 return "Paris" in self.answers()
-            except requests.RequestException:
+            except GpuboxError:
                 return False
 
         wait_for(up, timeout, "the server to answer")

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import requests
 
 from lab.boxes import Box, Lab
 from lab.controller import pyinfra
+from lab.question import ask, endpoint
 from tests.lab.conftest import TestBoxes
 
 NEW, OLD = "cuda130-next", "cuda128"
@@ -28,18 +28,6 @@ def status(box: Box) -> dict[str, object]:
     return json.loads(box.run("gpubox status --json").stdout)
 
 
-def answer(box: Box) -> str:
-    body = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "temperature": 0,
-        "max_tokens": 32,
-    }
-    reply = requests.post(f"http://{box.address}:30000/v1/chat/completions", json=body, timeout=120)
-    reply.raise_for_status()
-    return str(reply.json()["choices"][0]["message"]["content"])
-
-
 def stack_served(box: Box) -> str:
     """The stack that the running process really is of, from the kernel and not from our records."""
     pid = status(box)["main_pid"]
@@ -56,7 +44,7 @@ def changes(text: str) -> list[str]:
 
 
 def test_the_real_engine_answers_from_the_new_stack(served: Box) -> None:
-    assert "Paris" in answer(served)
+    assert "Paris" in ask(endpoint(served.address))
     assert stack_served(served) == NEW
     assert status(served)["overlay"] == "cpu"
 
@@ -76,11 +64,11 @@ def test_rollback_without_a_network_and_forward_again(served: Box) -> None:
     try:
         back = pyinfra(["test2"], "rollback.py", "-y", "--data", f"stack={OLD}")
         assert back.returncode == 0, back.stdout + back.stderr
-        assert "Paris" in answer(served)
+        assert "Paris" in ask(endpoint(served.address))
         assert stack_served(served) == OLD
         forward = pyinfra(["test2"], "rollback.py", "-y")
         assert forward.returncode == 0, forward.stdout + forward.stderr
-        assert "Paris" in answer(served)
+        assert "Paris" in ask(endpoint(served.address))
         assert stack_served(served) == NEW
     finally:
         served.restore_network()

@@ -174,7 +174,7 @@ def test_a_half_built_stack_is_built_anew(box: Box, shop: Workshop) -> None:
 def test_a_damaged_spec_builds_nothing(box: Box, shop: Workshop) -> None:
     spec = shop.upload(shop.stack())
     (spec / "requirements.lock").write_text(shop.lock_text() + "# edited\n")
-    with pytest.raises(BrokenError, match="upload it again"):
+    with pytest.raises(BrokenError, match="deploy again"):
         box.build(spec)
     assert not box.layout.stacks.exists()
 

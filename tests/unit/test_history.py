@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,13 +34,3 @@ def test_a_torn_line_costs_only_itself(tmp_path_factory, texts: list[str], cut: 
     assert seen[-1] == "after the crash"
     assert len(seen) == kept + 1
     assert seen[:-1] == texts[:kept]
-
-
-def test_last_good_passes_over_failures(tmp_path: Path) -> None:
-    history = History(tmp_path / "history.jsonl")
-    history.append(entry("first"))
-    history.append(entry("second").model_copy(update={"verdict": Verdict.FAILED}))
-    good = history.last_good("a")
-    assert good is not None
-    assert good.who == "first"
-    assert history.last_good("b") is None

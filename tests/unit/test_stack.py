@@ -10,7 +10,8 @@ import pytest
 from gpubox.canonical import sha256_hex
 from gpubox.engine import EngineArguments
 from gpubox.errors import BrokenError, InputError
-from gpubox.stack import load_overlay, load_stack, read_stack_spec, stack_spec
+from gpubox.spec import read_spec
+from gpubox.stack import StackBuild, load_overlay, load_stack, stack_spec
 from tests.unit.wheels import write_spec
 
 REPO = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ def test_the_real_stacks_render(name: str, python: str) -> None:
     assert plain.id != lab.id
     assert plain == stack_spec(REPO / "stacks" / name, python, None)
     assert set(plain.files) == {"spec.json", "requirements.lock"}
-    assert plain.build.files["requirements.lock"] == sha256_hex(plain.files["requirements.lock"])
+    assert plain.build.inputs["requirements.lock"] == sha256_hex(plain.files["requirements.lock"])
 
 
 def test_all_real_stacks_differ() -> None:
@@ -140,14 +141,14 @@ def test_a_standin_without_refusal_is_refused(tmp_path: Path) -> None:
 def test_an_uploaded_spec_is_read_back_and_any_change_is_seen(stack: Path, tmp_path: Path) -> None:
     spec = stack_spec(stack, "3.11", None)
     write_spec(spec, tmp_path / "in")
-    assert read_stack_spec(tmp_path / "in") == spec
+    assert read_spec(StackBuild, tmp_path / "in") == spec
     lock = tmp_path / "in" / "requirements.lock"
     lock.write_bytes(lock.read_bytes() + b"\n")
     with pytest.raises(BrokenError, match=r"requirements\.lock: sha256 is"):
-        read_stack_spec(tmp_path / "in")
+        read_spec(StackBuild, tmp_path / "in")
     lock.unlink()
-    with pytest.raises(BrokenError, match=r"requirements\.lock: No such file"):
-        read_stack_spec(tmp_path / "in")
+    with pytest.raises(BrokenError, match=r"No such file.*requirements\.lock"):
+        read_spec(StackBuild, tmp_path / "in")
     (tmp_path / "in" / "spec.json").write_text("{}")
-    with pytest.raises(BrokenError, match="not a stack spec"):
-        read_stack_spec(tmp_path / "in")
+    with pytest.raises(BrokenError, match="not a whole spec"):
+        read_spec(StackBuild, tmp_path / "in")

@@ -179,7 +179,8 @@ def test_start_mistakes_end_as_the_real_engine_does(
 
 def test_takes_every_argument_of_a_server_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = {name: True for name, field in EngineArguments.model_fields.items() if field.default is False}
-    values = dict.fromkeys(EngineArguments.model_fields.keys() - switches.keys(), 1)
+    fields = {name: field.annotation for name, field in EngineArguments.model_fields.items() if name not in switches}
+    values = {name: "1" if annotation == str | None else 1 for name, annotation in fields.items()}
     words = EngineArguments.model_construct(**switches, **values).command_line()
     monkeypatch.syspath_prepend(str(PROJECT / "src"))
     monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m", *words])
