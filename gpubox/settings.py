@@ -8,7 +8,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gpubox.driver import DriverSettings
 from gpubox.layout import SERVICE_USER
+from gpubox.proxmox import ContainerSettings, NodeSettings
 from gpubox.toml import Name, validate
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
@@ -34,6 +36,8 @@ class Settings(BaseModel):
     keep_releases: Annotated[int, Field(ge=2, le=100)] = 5
     wheelhouse: Annotated[str | None, Field(pattern=r"^/", description="a directory of wheels on the box")] = None
     offline: Annotated[bool, Field(description="build with no network: cache and wheelhouse only")] = False
+    container: Annotated[ContainerSettings | None, Field(description="the container to make on the node")] = None
+    driver: Annotated[DriverSettings | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
     force: Annotated[bool, Field(description="activate also a release that failed before")] = False
 
     @field_validator("listen_address")
@@ -55,6 +59,14 @@ class Settings(BaseModel):
 
 
 def load_settings(data: Mapping[str, Any], host: str) -> Settings:
-    """The settings in pyinfra's host data. Raises InputError naming `host`."""
-    ours = {key: value for key, value in data.items() if not key.startswith(PYINFRA_PREFIXES)}
-    return validate(Settings, ours, f"host {host}")
+    """The settings of a box in pyinfra's host data. Raises InputError naming `host`."""
+    return validate(Settings, _ours(data), f"host {host}")
+
+
+def load_node_settings(data: Mapping[str, Any], host: str) -> NodeSettings:
+    """The settings of a node in pyinfra's host data. Raises InputError naming `host`."""
+    return validate(NodeSettings, _ours(data), f"host {host}")
+
+
+def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if not key.startswith(PYINFRA_PREFIXES)}
