@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,13 +32,27 @@ class BoxPlan:
     def wanted(self) -> ReleaseSpec:
         return self.releases[0]
 
-    def public_url(self, host_address: str) -> str | None:
-        """Where the controller probes the server; None when it listens on loopback only."""
+    def public_url(self, ssh_address: str | None) -> str | None:
+        """Where the controller probes the server; None when it listens on loopback only.
+
+        `ssh_address` is None for a box that is reached through its node. Raises InputError when nothing tells where
+        such a box is.
+        """
         if self.settings.public_url:
             return self.settings.public_url
-        if self.settings.listen_address.startswith("127.") or self.settings.listen_address == "::1":
+        if ip_address(self.settings.listen_address).is_loopback:
             return None
-        return f"http://{host_address}:{self.server.port}"
+        address = ssh_address or self._container_address()
+        if address is None:
+            raise InputError(
+                f"listen_address = {self.settings.listen_address!r}: the address of the container is not known",
+                hint='set public_url = "http://ADDRESS:PORT", or give the container a fixed address',
+            )
+        return f"http://{address}:{self.server.port}"
+
+    def _container_address(self) -> str | None:
+        container = self.settings.container
+        return container.address.partition("/")[0] if container and container.address != "dhcp" else None
 
 
 def plan_box(root: Path, settings: Settings) -> BoxPlan:

@@ -12,6 +12,7 @@ from gpubox.errors import GpuboxError, InputError, RefusedError
 from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import load_settings
 from roles.box import PACKAGES, directories, rendered
+from roles.serve import ssh_address
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +24,7 @@ def preflight(*, activates: bool = True) -> BoxPlan:
     """
     try:
         plan = plan_box(ROOT, load_settings(host.data.dict(), host.name))
+        plan.public_url(ssh_address())
         paths = [item.path for item in (*directories(plan.settings), *rendered(plan.settings))]
         look_at(Question(plan.settings, tuple(PACKAGES), tuple(paths), plan.server.port, plan.server.model.path or ""))
         _check_box(plan, box_state())

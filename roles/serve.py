@@ -20,7 +20,12 @@ def serve(plan: BoxPlan) -> None:
     prove_from_outside(plan)
 
 
+def ssh_address() -> str | None:
+    """The current host's own address; None for a container that is reached through its node."""
+    return None if host.name.startswith("@pct/") else host.data.get("ssh_hostname") or host.name
+
+
 def prove_from_outside(plan: BoxPlan) -> None:
-    url = plan.public_url(host.data.get("ssh_hostname") or host.name)
+    url = plan.public_url(ssh_address())
     if url:
         op.proved_from_outside(name="Prove from outside", url=url, plan=plan)

@@ -41,6 +41,38 @@ def test_what_does_not_decide_it_is_not(change: dict[str, object]) -> None:
     assert plan(**change).wanted.id == plan().wanted.id
 
 
+CONTAINER = {
+    "template": "debian-12-standard_12.7-1_amd64.tar.zst",
+    "template_sha512": "0" * 128,
+    "storage": "local-lvm",
+    "disk_gib": 100,
+    "memory_mib": 65536,
+    "hostname": "gpubox",
+}
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "127.3.4.5", "::1"])
+def test_a_server_on_loopback_is_not_asked_from_outside(loopback: str) -> None:
+    assert plan(listen_address=loopback).public_url("box.example") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "ssh_address", "expected"),
+    [
+        ({}, "box.example", "http://box.example:30000"),
+        ({"public_url": "https://llm.example"}, None, "https://llm.example"),
+        ({"container": {**CONTAINER, "address": "10.0.0.7/24"}}, None, "http://10.0.0.7:30000"),
+    ],
+)
+def test_the_address_asked_from_outside(change: dict[str, object], ssh_address: str | None, expected: str) -> None:
+    assert plan(listen_address="0.0.0.0", **change).public_url(ssh_address) == expected
+
+
+def test_a_container_whose_address_nobody_knows_is_refused() -> None:
+    with pytest.raises(InputError, match="address of the container is not known"):
+        plan(listen_address="0.0.0.0", container=CONTAINER).public_url(None)
+
+
 def test_the_command_line() -> None:
     serve = plan().wanted.files["serve"].decode()
     words = shlex.split(serve.splitlines()[-1])
