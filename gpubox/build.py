@@ -24,7 +24,7 @@ from gpubox.layout import Layout
 from gpubox.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
 from gpubox.patches import apply_patches
 from gpubox.proof import Proved, prove
-from gpubox.running import run_lines, uv_program
+from gpubox.running import run_lines, uv_environment, uv_program
 from gpubox.spec import LOCK, read_spec
 from gpubox.stack import StackBuild, StackSpec, locked_packages
 from gpubox.uv_errors import disk_full, explain_uv_failure
@@ -115,7 +115,7 @@ def _make_venv(spec: StackSpec, work: Path, layout: Layout, report: Report) -> N
     report(f"making a venv for Python {python}")
     command: list[str | Path] = [uv_program(), "venv", "--relocatable", "--python", python]
     command += ["--python-preference", "only-system", work / "venv"]
-    run = subprocess.run(command, env=_uv_environment(layout), capture_output=True, text=True, check=False)
+    run = subprocess.run(command, env=uv_environment(layout), capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise explain_uv_failure(f"stack {spec.id}", run.stderr, free_bytes=_free_bytes(work))
 
@@ -138,7 +138,7 @@ def _install(
     def on_silence(seconds: float) -> None:
         report(f"still installing after {seconds:.0f} s, {_free_bytes(work) / 1e9:.1f} GB of disk free")
 
-    status = run_lines(command, environment=_uv_environment(layout), on_line=on_line, on_silence=on_silence)
+    status = run_lines(command, environment=uv_environment(layout), on_line=on_line, on_silence=on_silence)
     if status != 0:
         raise explain_uv_failure(f"stack {spec.id}", "\n".join(said), free_bytes=_free_bytes(work))
 
@@ -220,13 +220,6 @@ def _check_user(name: str | None) -> None:
 
 def _site_packages(spec: StackSpec, work: Path) -> Path:
     return work / "venv" / "lib" / f"python{spec.build.python}" / "site-packages"
-
-
-def _uv_environment(layout: Layout) -> dict[str, str]:
-    """The caller's (proxy, index), without its virtual environment, and with the box's cache."""
-    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    ours = {"UV_CACHE_DIR": str(layout.wheel_cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-    return environment | ours
 
 
 def _free_bytes(path: Path) -> int:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ from gpubox.errors import BrokenError, InputError, ProofError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
 from gpubox.lockfile import parse_lock
-from gpubox.running import run_lines
+from gpubox.running import run_lines, uv_environment, uv_program
 from gpubox.spec import LOCK, Build, FileName, Spec, hashes, read_spec, render_spec
 from gpubox.toml import Name, Strict, load
 from gpubox.uv_errors import explain_uv_failure
@@ -147,17 +146,16 @@ def _make_venv(
 ) -> None:
     """A venv of the locked wheels, from the system's Python; it lives only while the model is built."""
     report(f"fetching the wheels of model {spec.build.name}")
-    uv = Path(sys.executable).with_name("uv")
+    uv = uv_program()
     make: list[str | Path] = [uv, "venv", "--python", spec.build.python, "--python-preference", "only-system", venv]
     sync: list[str | Path] = [uv, "pip", "sync", "--require-hashes", "--no-build", "--python", venv / "bin" / "python"]
     sync += ["--find-links", wheelhouse] if wheelhouse else []
     sync += ["--offline"] if offline else []
-    settings = {"UV_CACHE_DIR": str(layout.wheel_cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
     said: list[str] = []
     for command in (make, [*sync, spec_dir / LOCK]):
         status = run_lines(
             command,
-            environment=os.environ | settings,
+            environment=uv_environment(layout),
             on_line=said.append,
             on_silence=lambda seconds: report(f"still fetching after {seconds:.0f} s"),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from gpubox.errors import GpuboxError
+from gpubox.layout import Layout
 
 SILENCE_S = 15.0
 
@@ -22,6 +24,20 @@ def uv_program() -> Path:
     if not beside.is_file():
         raise GpuboxError(f"{beside} is missing", hint="install this environment again from its lock: uv is in it")
     return beside
+
+
+def uv_environment(layout: Layout) -> dict[str, str]:
+    """The caller's variables (proxy, index), without its virtual environment, and with the box's cache.
+
+    UV_SYSTEM_CERTS: what the machine trusts, uv trusts; by itself it would not know the authority of a company's proxy.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    return environment | {
+        "UV_CACHE_DIR": str(layout.wheel_cache),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+        "UV_SYSTEM_CERTS": "1",
+    }
 
 
 def run_lines(
