@@ -1,0 +1,189 @@
+"""Everything the role `container` asks of a node, in one remote command: its GPUs, and the containers it shall have.
+
+Files and LXC are asked, not `pct`: each start of a program of PVE costs half a second, and they read the same places.
+Only for a container that is absent is a storage asked, and its template hashed.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from pyinfra import host, state
+from pyinfra.api import FactBase
+from pyinfra.api.host import Host
+
+from gpubox.container_plan import template_volume
+from gpubox.container_state import ContainerState, NodeState
+from gpubox.gpu_count import DeviceNode, NodeGpus, gpus_on_pci
+from gpubox.proxmox import ContainerSettings
+
+# Raw lines written while a container ran: the first line names that run of it (`instance`), the others are the lines.
+CHANGED = "/run/gpubox/restart-{vmid}"
+# Names a container's run: the id of its init, and when that started, in ticks since the node's boot.
+INSTANCE = r"""
+instance() {
+  pid=$(lxc-info -n "$1" -pH 2>/dev/null)
+  [ "${pid:-0}" -gt 0 ] 2>/dev/null && echo "$pid $(sed 's/.*) //' "/proc/$pid/stat" | cut -d' ' -f20)"
+}
+"""
+
+# POSIX sh. Every line of output is 'key value' or 'key vmid value'; always exits 0.
+SCRIPT = (
+    INSTANCE
+    + r"""
+command -v pct >/dev/null && echo 'pve yes'
+[ "$(id -u)" = 0 ] && echo 'root yes'
+grep -qs "\"$(uname -n | cut -d. -f1)\":\"maintenance\"" /etc/pve/ha/manager_status && echo 'maintenance yes'
+lspci -Dnmm -d 10de: 2>/dev/null | sed 's/^/pci /'
+for f in /proc/driver/nvidia/gpus/*/information; do
+  [ -f "$f" ] && echo "minor $(basename "$(dirname "$f")") $(sed -n 's/^Device Minor:[[:space:]]*//p' "$f")"
+done
+for d in /dev/nvidia*; do [ -c "$d" ] && echo "node $d $(stat -c '%t %T' "$d")"; done
+if command -v nvidia-smi >/dev/null; then
+  echo "listed $(timeout 60 nvidia-smi -L 2>/dev/null | grep -c '^GPU [0-9]')"
+fi
+absent=
+container() {
+  conf=/etc/pve/lxc/$1.conf lock=/run/lock/lxc/pve-config-$1.lock changed=/run/gpubox/restart-$1
+  for f in /etc/pve/qemu-server/$1.conf /etc/pve/nodes/*/qemu-server/$1.conf /etc/pve/nodes/*/lxc/$1.conf; do
+    [ -e "$f" ] && echo "elsewhere $1 $f"
+  done
+  [ -e "$lock" ] && ! flock -n "$lock" true && echo "held $1 yes"
+  if [ -n "$3" ]; then
+    if [ ! -d "$3" ]; then echo "models $1 missing"
+    elif [ "$(readlink -f "$3")" != "$3" ]; then echo "models $1 link"; fi
+  fi
+  if [ ! -f "$conf" ]; then
+    absent=yes
+    template=$(pvesm path "$2" 2>/dev/null) && [ -f "$template" ] &&
+      echo "template $1 $(sha512sum <"$template" | cut -d' ' -f1)"
+    return
+  fi
+  echo "config $1 $(base64 -w 0 <"$conf")"
+  run=$(instance "$1")
+  [ -n "$run" ] || return
+  echo "running $1 yes"
+  [ "$(head -n 1 "$changed" 2>/dev/null)" = "$run" ] && sed -n "2,\$s/^/changed $1 /p" "$changed"
+  root=/proc/${run% *}/root
+  for d in "$root"/dev/nvidia*; do
+    [ -c "$d" ] && [ ! -L "$d" ] && echo "inside $1 ${d#"$root"} $(stat -c '%t %T' "$d")"
+  done
+}
+"""
+)
+STORAGES = r"""
+[ -n "$absent" ] && pvesm status --content rootdir 2>/dev/null | awk 'NR > 1 { print "storage", $1, $3 }'
+true
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A container that the node shall have. `stop_timeout_s`: for a clean shutdown."""
+
+    vmid: int
+    settings: ContainerSettings
+    stop_timeout_s: int
+
+
+class Containers(FactBase[NodeState]):
+    """The state of a node. Of a machine that answers nothing: it is no node."""
+
+    def command(self, containers: list[tuple[int, str, str]]) -> str:
+        """containers: vmid, the volume of its template, the directory of its models or ""."""
+        calls = [f"container {vmid} {shlex.join([template, models])}" for vmid, template, models in containers]
+        script = "\n".join([SCRIPT, *calls, STORAGES])
+        return f"sh -c {shlex.quote(script)}"
+
+    def process(self, output: list[str]) -> NodeState:
+        said: defaultdict[str, list[str]] = defaultdict(list)
+        for line in output:
+            key, _, value = line.partition(" ")
+            said[key].append(value)
+        per_container: defaultdict[int, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for key in ("elsewhere", "held", "models", "template", "config", "running", "changed", "inside"):
+            for value in said[key]:
+                vmid, _, rest = value.partition(" ")
+                per_container[int(vmid)][key].append(rest)
+        return NodeState(
+            pve="pve" in said,
+            root="root" in said,
+            maintenance="maintenance" in said,
+            storages={name: status == "active" for name, status in map(str.split, said["storage"])},
+            gpus=_gpus(said),
+            containers={vmid: _container(about) for vmid, about in per_container.items()},
+        )
+
+    @staticmethod
+    def default() -> NodeState:
+        return NodeState()
+
+
+def _gpus(said: dict[str, list[str]]) -> NodeGpus:
+    minors = dict(value.split(" ", 1) for value in said["minor"])
+    listed = said["listed"]
+    return NodeGpus(
+        pci=gpus_on_pci(said["pci"]),
+        minors={slot: int(minor) for slot, minor in minors.items() if minor.strip().isdigit()},
+        nodes=_device_nodes(said["node"]),
+        listed=int(listed[-1]) if listed else None,
+    )
+
+
+def _container(about: dict[str, list[str]]) -> ContainerState:
+    return ContainerState(
+        raw=base64.b64decode(about["config"][0]) if "config" in about else None,
+        running="running" in about,
+        held="held" in about,
+        elsewhere=tuple(about["elsewhere"]),
+        template=about["template"][0] if "template" in about else "",
+        models=about["models"][0] if "models" in about else "directory",
+        changed_raw=tuple(about["changed"]),
+        inside=_device_nodes(about["inside"]),
+    )
+
+
+def _device_nodes(lines: list[str]) -> dict[str, DeviceNode]:
+    """Lines 'path major minor', the numbers in hexadecimal as stat prints them."""
+    fields = [line.split() for line in lines]
+    return {path: DeviceNode(int(major, 16), int(minor, 16)) for path, major, minor in fields}
+
+
+_targets: WeakKeyDictionary[Host, tuple[Target, ...]] = WeakKeyDictionary()
+_answers: WeakKeyDictionary[Host, tuple[object, NodeState]] = WeakKeyDictionary()
+
+
+def look_at(targets: tuple[Target, ...]) -> None:
+    """Say, once per node and run, what node_state() shall look at."""
+    _targets[_this_host()] = targets
+
+
+def node_state() -> NodeState:
+    """The current node's state, read again when the phase changed or an operation of this run changed the node."""
+    this = _this_host()
+    moment = (state.current_stage, _changes())
+    known = _answers.get(this)
+    if known is None or known[0] != moment:
+        known = _answers[this] = (moment, read_node_state())
+    return known[1]
+
+
+def read_node_state() -> NodeState:
+    """The current node's state now: for an operation that looks at what its own commands did."""
+    asked = [(t.vmid, template_volume(t.settings), t.settings.models or "") for t in _targets[_this_host()]]
+    return host.get_fact(Containers, containers=asked)
+
+
+def _changes() -> int:
+    """How many operations have changed this node so far in this run."""
+    metas = [op.operation_meta for op in state.ops[_this_host()].values()]
+    return sum(1 for meta in metas if meta.is_complete() and meta.did_change())
+
+
+def _this_host() -> Host:
+    """The host behind pyinfra's context object."""
+    return state.inventory.get_host(host.name)
