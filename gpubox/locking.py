@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from gpubox.errors import LockedError
 from gpubox.history import now
 
 SESSION_DAEMONS = frozenset({"sshd", "sshd-session"})  # OpenSSH 9.8 moved sessions into sshd-session
+SESSION_VARIABLE = "GPUBOX_SESSION_PID"
 
 
 class Anchor(BaseModel):
@@ -57,7 +58,14 @@ class Holder(BaseModel):
 
 
 def session_anchor() -> Anchor:
-    """The ssh connection this command came through, else this process itself."""
+    """The connection this command came through (sshd's, or the connector's session in a container), else this process.
+
+    A connector that enters a container through its node has no sshd inside; it names the process that stands for its
+    connection in GPUBOX_SESSION_PID.
+    """
+    if session := os.environ.get(SESSION_VARIABLE):
+        with suppress(ValueError, psutil.NoSuchProcess):
+            return Anchor.of(psutil.Process(int(session)))
     me = psutil.Process()
     for ancestor in me.parents():
         if ancestor.name() in SESSION_DAEMONS:
