@@ -19,8 +19,8 @@ venv: .venv/stamp ## make .venv from requirements.lock (installs python3-venv wh
 .venv/stamp: requirements.lock pyproject.toml lab/venv.sh
 	@bash lab/venv.sh
 
-demo: venv ## deploy the real engine into a container and ask it a question (root)
-	$(LAB) up box1
+demo: venv ## from a bare node to the real engine's answer (root)
+	$(LAB) up node1
 	$(PYINFRA) inventories/lab.py deploy.py -y
 	$(PYTHON) -m lab demo-summary
 

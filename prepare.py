@@ -3,6 +3,8 @@
 from pyinfra import host
 
 from roles.box import box
+from roles.cuda_toolkit import cuda_toolkit
+from roles.nvidia_userland import nvidia_userland
 from roles.preflight import preflight
 from roles.serve import releases
 from roles.stacks import stacks
@@ -11,6 +13,8 @@ from roles.tools import tools
 if "gpu_boxes" in host.groups:
     plan = preflight(activates=False)
     box(plan)
+    nvidia_userland(plan)
+    cuda_toolkit(plan)
     tools(plan)
     stacks(plan)
     releases(plan)

@@ -14,13 +14,14 @@ from pyinfra import host, state
 from pyinfra.api import FactBase
 from pyinfra.api.host import Host
 
+from facts import userland
+from gpubox.box_readings import BoxReadings, read_box
 from gpubox.settings import Settings
 
 # POSIX sh, since a bare machine may have nothing else. Every line of output is 'key value'; always exits 0.
 SCRIPT = r"""
 root=/opt/gpubox
 say() {{ [ -n "$2" ] && echo "$1 $2"; }}
-say driver "$(cat /proc/driver/nvidia/version 2>/dev/null | head -n 1)"
 dpkg-query -W -f '${{db:Status-Status}} ${{Package}}\n' {packages} 2>/dev/null | sed -n 's/^installed /package /p'
 for p in python3 python{python}; do command -v "$p" >/dev/null && say command "$p"; done
 say user "$(getent passwd {user} | cut -d: -f1)"
@@ -51,7 +52,6 @@ pid=$(echo "$listener" | sed -n 's/.*pid=\([0-9]*\).*/\1/p')
 grep -q 'sglang\.service' "/proc/${{pid:-0}}/cgroup" 2>/dev/null || say foreign_listener "$listener"
 [ -n {model_path} ] && [ -f {model_path}/config.json ] && say model_config yes
 [ -n {wheelhouse} ] && [ -d {wheelhouse} ] && say wheelhouse yes
-true
 """
 
 
@@ -64,6 +64,11 @@ class BoxState:
     files: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     directories: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def readings(self) -> BoxReadings:
+        """What it says of driver, GPUs and toolkits."""
+        return read_box(self.many)
+
     def get(self, key: str) -> str | None:
         return self.one.get(key)
 
@@ -75,7 +80,15 @@ class Box(FactBase[BoxState]):
     """The state of a box. Of an empty or unreachable machine: nothing is there."""
 
     def command(
-        self, packages: list[str], paths: list[str], user: str, port: int, python: str, model_path: str, wheelhouse: str
+        self,
+        packages: list[str],
+        paths: list[str],
+        user: str,
+        port: int,
+        python: str,
+        model_path: str,
+        wheelhouse: str,
+        ask_cuda: bool,
     ) -> str:
         script = SCRIPT.format(
             packages=shlex.join(packages),
@@ -86,7 +99,7 @@ class Box(FactBase[BoxState]):
             model_path=shlex.quote(model_path),
             wheelhouse=shlex.quote(wheelhouse),
         )
-        return f"sh -c {shlex.quote(script)}"
+        return f"sh -c {shlex.quote(script + userland.script(user, ask=ask_cuda) + 'true')}"
 
     def process(self, output: list[str]) -> BoxState:
         seen = BoxState()
@@ -143,6 +156,7 @@ def box_state() -> BoxState:
             python=question.settings.python,
             model_path=question.model_path,
             wheelhouse=question.settings.wheelhouse or "",
+            ask_cuda=question.settings.driver is not None,
         )
         known = _answers[this] = (moment, seen)
     return known[1]

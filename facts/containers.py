@@ -72,6 +72,7 @@ container() {
   for d in "$root"/dev/nvidia*; do
     [ -c "$d" ] && [ ! -L "$d" ] && echo "inside $1 ${d#"$root"} $(stat -c '%t %T' "$d")"
   done
+  [ -n "$4" ] && [ "$(stat -c %s "$4" 2>/dev/null)" = "$(stat -c %s "$root$4" 2>/dev/null)" ] && echo "run_file $1 yes"
 }
 """
 )
@@ -83,19 +84,23 @@ true
 
 @dataclass(frozen=True)
 class Target:
-    """A container that the node shall have. `stop_timeout_s`: for a clean shutdown."""
+    """A container that the node shall have. `stop_timeout_s`: for a clean shutdown.
+
+    run_file: the driver's .run file, a path on the node and then in the container; None when it needs none from here.
+    """
 
     vmid: int
     settings: ContainerSettings
     stop_timeout_s: int
+    run_file: str | None = None
 
 
 class Containers(FactBase[NodeState]):
     """The state of a node. Of a machine that answers nothing: it is no node."""
 
-    def command(self, containers: list[tuple[int, str, str]]) -> str:
-        """containers: vmid, the volume of its template, the directory of its models or ""."""
-        calls = [f"container {vmid} {shlex.join([template, models])}" for vmid, template, models in containers]
+    def command(self, containers: list[tuple[int, str, str, str]]) -> str:
+        """containers: vmid, the volume of its template, the directory of its models or "", the .run file or ""."""
+        calls = [f"container {vmid} {shlex.join(words)}" for vmid, *words in containers]
         script = "\n".join([SCRIPT, *calls, STORAGES])
         return f"sh -c {shlex.quote(script)}"
 
@@ -105,7 +110,7 @@ class Containers(FactBase[NodeState]):
             key, _, value = line.partition(" ")
             said[key].append(value)
         per_container: defaultdict[int, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for key in ("elsewhere", "held", "models", "template", "config", "running", "changed", "inside"):
+        for key in ("elsewhere", "held", "models", "template", "config", "running", "changed", "inside", "run_file"):
             for value in said[key]:
                 vmid, _, rest = value.partition(" ")
                 per_container[int(vmid)][key].append(rest)
@@ -144,6 +149,7 @@ def _container(about: dict[str, list[str]]) -> ContainerState:
         models=about["models"][0] if "models" in about else "directory",
         changed_raw=tuple(about["changed"]),
         inside=_device_nodes(about["inside"]),
+        has_run_file="run_file" in about,
     )
 
 
@@ -174,7 +180,10 @@ def node_state() -> NodeState:
 
 def read_node_state() -> NodeState:
     """The current node's state now: for an operation that looks at what its own commands did."""
-    asked = [(t.vmid, template_volume(t.settings), t.settings.models or "") for t in _targets[_this_host()]]
+    asked = [
+        (target.vmid, template_volume(target.settings), target.settings.models or "", target.run_file or "")
+        for target in _targets[_this_host()]
+    ]
     return host.get_fact(Containers, containers=asked)
 
 

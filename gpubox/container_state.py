@@ -20,6 +20,7 @@ class ContainerState:
     running: LXC says so. held: a program of PVE works on it now. elsewhere: files of a guest with this id that is a VM
     or on another node. template: sha512 of the stored file, "" when it is missing (asked of an absent container only).
     models: "directory", "missing" or "link". changed_raw: raw lines written since it started. inside: its device nodes.
+    has_run_file: the driver's .run file is in it, as long as the node's (its role checks the hash before it runs it).
     """
 
     raw: bytes | None = None
@@ -30,6 +31,7 @@ class ContainerState:
     models: str = "directory"
     changed_raw: tuple[str, ...] = ()
     inside: Mapping[str, DeviceNode] = field(default_factory=dict)
+    has_run_file: bool = False
 
     @property
     def config(self) -> ContainerConfig | None:

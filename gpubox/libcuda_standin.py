@@ -3,6 +3,10 @@
 It is not a driver: the CUDA kernel wheels link libcuda.so.1 and cannot even be imported without one, while the engine's
 CPU mode never calls it. Every function returns CUDA_ERROR_NO_DEVICE. On a host with a driver it would hide the real,
 so `refuse_on_nvidia_host` is called before it is built or used.
+
+A driver is a kernel module, and the kernel lists its modules in /sys/module, loaded or built in, to containers too; no
+file of ours can add one there. /proc/driver/nvidia and /dev/nvidia* prove less: a device node outlives its module, and
+the lab lays out both for containers without a GPU. They are asked only where sysfs is not mounted.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ STANDIN = Path("overlay") / "lib" / SONAME  # below a stack's directory
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE in cuda.h
 
 _DRIVER_FUNCTION = re.compile(r"^cu[A-Z]\w*$")
-_DRIVER_TRACES = ("proc/driver/nvidia/version", "dev/nvidiactl")
+_MODULES = "sys/module"
+_MODULE = f"{_MODULES}/nvidia"
+_WITHOUT_SYSFS = ("proc/driver/nvidia/version", "dev/nvidiactl")
 
 
 def refuse_on_nvidia_host(what: str, root: Path = Path("/")) -> None:
     """Raises RefusedError when this host has an NVIDIA driver. `what` begins the message; `root` is / but in tests."""
-    for trace in _DRIVER_TRACES:
+    traces = (_MODULE,) if (root / _MODULES).is_dir() else _WITHOUT_SYSFS
+    for trace in traces:
         if (root / trace).exists():
             raise RefusedError(
                 f"{what}: this host has an NVIDIA driver (/{trace} exists), and the libcuda stand-in would hide it",

@@ -16,7 +16,7 @@ CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 class NodeSettings(Strict):
     """docs/proxmox.md shows each with an example. `kernel_arguments` are added to the command line; none is removed.
 
-    `kernel`: the release to pin ("6.17.2-1-pve"); without it the running one stays.
+    `kernel`: the release to pin ("6.17.2-1-pve"); without it the pinned one, else the running one, is pinned.
     """
 
     driver: DriverSettings

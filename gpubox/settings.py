@@ -12,6 +12,7 @@ from gpubox.driver import DriverSettings
 from gpubox.layout import SERVICE_USER
 from gpubox.proxmox import ContainerSettings, NodeSettings
 from gpubox.toml import Name, validate
+from gpubox.toolkit import ToolkitSettings
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
 PYINFRA_PREFIXES = ("_", "ssh_", "docker_", "pct_")
@@ -38,6 +39,7 @@ class Settings(BaseModel):
     offline: Annotated[bool, Field(description="build with no network: cache and wheelhouse only")] = False
     container: Annotated[ContainerSettings | None, Field(description="the container to make on the node")] = None
     driver: Annotated[DriverSettings | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
+    toolkits: Annotated[ToolkitSettings | None, Field(description="where CUDA toolkits are installed from")] = None
     force: Annotated[bool, Field(description="activate also a release that failed before")] = False
 
     @field_validator("listen_address")

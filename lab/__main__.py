@@ -10,13 +10,14 @@ import click
 from gpubox.errors import GpuboxError
 from lab import demo, keys, network
 from lab.boxes import Box, Lab
+from lab.node import Node
 from lab.progress import console
-from lab.settings import HOST_NUMBERS
+from lab.settings import HOST_NUMBERS, NODES
 
 box_name = click.argument("name", type=click.Choice(list(HOST_NUMBERS)))
 
 
-@click.group(help="Throw-away boxes on this machine. Names: " + ", ".join(HOST_NUMBERS))
+@click.group(help="Throw-away boxes and Proxmox nodes on this machine. Names: " + ", ".join(HOST_NUMBERS))
 def main() -> None:
     pass
 
@@ -24,7 +25,7 @@ def main() -> None:
 @main.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(HOST_NUMBERS)))
 def up(names: tuple[str, ...]) -> None:
-    """Bring up boxes (box1 unless named). What is there is kept."""
+    """Bring up boxes and nodes (box1 unless named). What is there is kept."""
     for box in Lab.up(names or ("box1",)):
         console.print(f"{box.name} is up at {box.address}")
 
@@ -42,8 +43,8 @@ def status() -> None:
     """Show the boxes and the network."""
     for box in Lab.boxes():
         state = "running" if box.is_running() else "stopped" if box.exists() else "half-made; run up again"
-        click.echo(f"{box.name:8} {box.address:14} {state}")
-    click.echo(f"network  {'up' if network.is_up() else 'down'}")
+        click.echo(f"{box.name:10} {box.address:14} {state}")
+    click.echo(f"network    {'up' if network.is_up() else 'down'}")
 
 
 @main.command()
@@ -64,15 +65,15 @@ def ssh(name: str, command: tuple[str, ...]) -> None:
 @main.command("save-cache")
 @box_name
 def save_cache(name: str) -> None:
-    """Keep the wheels a box has fetched for later boxes."""
+    """Keep the wheels that a box, or the containers of a node, have fetched for later ones."""
     Lab.save_cache(name)
 
 
 @main.command("demo-summary")
-@click.argument("name", default="box1", type=click.Choice(list(HOST_NUMBERS)))
+@click.argument("name", default="node1", type=click.Choice(list(NODES)))
 def demo_summary(name: str) -> None:
-    """Ask the deployed server a question and say what to try next."""
-    demo.summary(Box(name))
+    """Ask the server in a node's container 101 a question and say what to try next."""
+    demo.summary(Node(name).guest(101))
 
 
 if __name__ == "__main__":

@@ -1,189 +1,23 @@
-"""Boxes: containers made from the base image, reached by ssh as a real box would be, or by lxc-attach when cut off."""
+"""The lab as a whole: boxes and nodes brought up and taken down, with the network they share."""
 
 from __future__ import annotations
 
-import shlex
-import socket
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from gpubox.errors import GpuboxError
 from lab import keys, machine, network, uv_cache
-from lab.image import ensure_image
+from lab.box import Box
 from lab.mounts import remove_tree
+from lab.node import Node
 from lab.progress import step
-from lab.settings import (
-    BRIDGE,
-    CACHE,
-    CONTAINER_PREFIX,
-    GATEWAY,
-    HOST_NUMBERS,
-    LXC_ROOT,
-    RUNTIME,
-    SUBNET,
-    UV_CACHE,
-    address,
-    hardware_address,
-    interface,
-    lxc_lock,
-)
-from lab.shell import ENDS_WITH_US, Completed, run
+from lab.settings import CACHE, HOST_NUMBERS, NODES, RUNTIME, UV_CACHE, address
 
-BOOT_SECONDS = 90
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+__all__ = ["Box", "Lab", "host"]
 
 
-@dataclass(frozen=True)
-class Box:
-    """One container. Its name must be one of HOST_NUMBERS."""
-
-    name: str
-
-    @property
-    def address(self) -> str:
-        return str(address(self.name))
-
-    @property
-    def container(self) -> str:
-        return f"{CONTAINER_PREFIX}{self.name}"
-
-    @property
-    def directory(self) -> Path:
-        return LXC_ROOT / self.container
-
-    @property
-    def rootfs(self) -> Path:
-        """The box's file system seen from this machine; mounts made inside the box are not seen."""
-        return self.directory / "rootfs"
-
-    def exists(self) -> bool:
-        return self.rootfs.exists()
-
-    def is_running(self) -> bool:
-        return run("lxc-info", "-n", self.container, "-sH", check=False).stdout.strip() == "RUNNING"
-
-    def run(self, command: str, *, check: bool = True, timeout: float = 600, text: str = "") -> Completed:
-        """Run a shell command as root inside the box through lxc-attach, so also with the network cut.
-
-        `timeout` in seconds ends the command inside the box too. Raises GpuboxError as lab.shell.run does.
-        """
-        variables = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"} | machine.box_environment()
-        settings = [f"--set-var={name}={value}" for name, value in variables.items()]
-        inside = ("timeout", "--kill-after=5", str(timeout), "sh", "-c", command)
-        attach = ("lxc-attach", "-n", self.container, "--clear-env", *settings, "--")
-        return run(*attach, *inside, check=check, timeout=timeout + 15, text=text)
-
-    def ssh(self, command: str, *, check: bool = True, timeout: float = 600) -> Completed:
-        """Run a shell command over ssh as root, with the lab's key and the lab's known host keys."""
-        return run("ssh", *keys.ssh_options(), f"root@{self.address}", command, check=check, timeout=timeout)
-
-    def write(self, path: str | Path, text: str) -> None:
-        """Write a file inside the running box, making its directory."""
-        quoted = shlex.quote(str(path))
-        self.run(f'mkdir -p "$(dirname {quoted})" && cat > {quoted}', text=text)
-
-    def hard_stop(self) -> None:
-        """End every process at once, as a power cut does (lxc-stop --kill)."""
-        run("lxc-stop", "-n", self.container, "--kill", check=False)
-        if self.is_running():
-            raise GpuboxError(f"{self.name}: still running after lxc-stop --kill")
-
-    def start(self) -> None:
-        """Boot, and return when systemd has started everything and sshd answers. Fine when it runs already."""
-        if not self.is_running():
-            self._write_config()
-            run("lxc-start", "-n", self.container, "--logfile", self.directory / "lxc.log", "--logpriority", "INFO")
-        self._wait_until_booted()
-
-    def cut_network(self) -> None:
-        """Pull the cable: no ssh either, only `run`. A hard stop and start plugs it in again."""
-        network.cut_network(self.name)
-
-    def cut_internet(self) -> None:
-        """The box can open no connection beyond the lab; ssh into it still works. Outlives a boot of the box."""
-        network.cut_internet(self.name)
-
-    def restore_network(self) -> None:
-        """Undo both cuts; returns when sshd of a running box answers (the kernel takes seconds to look it up again)."""
-        network.restore_network(self.name)
-        if self.is_running():
-            self._wait_until_booted()
-
-    def limit_disk(self, path: str | Path, megabytes: int) -> None:
-        """Mount an empty file system of `megabytes` MiB over `path`; what lay there is hidden until unlimit_disk.
-
-        It lives in memory and in the box's mount namespace, so a stop of the box, and `down`, undo it.
-        """
-        quoted = shlex.quote(str(path))
-        self.run(f"mkdir -p {quoted} && mount -t tmpfs -o size={megabytes}m,mode=755 gpubox-lab {quoted}")
-
-    def unlimit_disk(self, path: str | Path) -> None:
-        self.run(f"umount {shlex.quote(str(path))}")
-
-    def create(self, image: Path) -> None:
-        """Unpack the image and fill in what makes this box itself. Has its final name only when complete."""
-        building = self.directory / "rootfs.building"
-        remove_tree(self.directory)
-        building.mkdir(parents=True)
-        self.directory.chmod(0o755)
-        extract = ("tar", "--extract", "--numeric-owner", "--preserve-permissions")
-        run(*ENDS_WITH_US, *extract, "--file", image, "--directory", building)
-        (building / "etc/hostname").write_text(f"{self.name}\n")
-        (building / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-        (building / "etc/machine-id").write_text("")  # filled at first boot: two boxes are two machines
-        machine.carry_into(building)
-        keys.make_host_key(building)
-        uv_cache.seed(building)
-        building.rename(self.rootfs)
-
-    def destroy(self) -> None:
-        """Stop and remove the box, whatever state it is in."""
-        if self.directory.exists():
-            self.hard_stop()
-            remove_tree(self.directory)
-        lxc_lock(self.container).unlink(missing_ok=True)
-        if network.table_exists():
-            network.restore_network(self.name)
-
-    def _write_config(self) -> None:
-        lines = {
-            "lxc.include": "/usr/share/lxc/config/common.conf",
-            "lxc.apparmor.profile": "unconfined",
-            "lxc.uts.name": self.name,
-            "lxc.rootfs.path": f"dir:{self.rootfs}",
-            "lxc.net.0.type": "veth",
-            "lxc.net.0.link": BRIDGE,
-            "lxc.net.0.flags": "up",
-            "lxc.net.0.veth.pair": interface(self.name),
-            "lxc.net.0.hwaddr": hardware_address(self.name),
-            "lxc.net.0.ipv4.address": f"{self.address}/{SUBNET.prefixlen}",
-            "lxc.net.0.ipv4.gateway": GATEWAY,
-        }
-        (self.directory / "config").write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
-
-    def _wait_until_booted(self) -> None:
-        deadline = time.monotonic() + BOOT_SECONDS
-        state = "no answer"
-        while time.monotonic() < deadline:
-            state = self.run("systemctl is-system-running", check=False, timeout=20).stdout.strip() or state
-            if state in ("running", "degraded") and self._sshd_answers():
-                return
-            time.sleep(0.2)
-        log = self.run("systemctl list-jobs; journalctl -n 20 --no-pager", check=False, timeout=20).stdout
-        raise GpuboxError(
-            f"{self.name}: systemd is {state!r}, sshd answers: {self._sshd_answers()}, after {BOOT_SECONDS} s",
-            hint=f"look at {self.directory / 'lxc.log'}, or start afresh: make demo-clean",
-            detail=log,
-        )
-
-    def _sshd_answers(self) -> bool:
-        try:
-            with socket.create_connection((self.address, 22), timeout=2) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
+def host(name: str) -> Box:
+    """The box or the node `name`."""
+    return Node(name) if name in NODES else Box(name)
 
 
 class Lab:
@@ -192,23 +26,23 @@ class Lab:
     @staticmethod
     def boxes() -> list[Box]:
         """Boxes that have any trace on disk, complete or not."""
-        return [box for box in map(Box, HOST_NUMBERS) if box.directory.exists()]
+        return [box for box in map(host, HOST_NUMBERS) if box.directory.exists()]
 
     @staticmethod
     def up(names: Iterable[str]) -> list[Box]:
         """Bring up the boxes `names`. What exists already is kept; what was half-made is made anew."""
-        boxes = [Box(name) for name in names]
+        boxes = [host(name) for name in names]
         for box in boxes:
             address(box.name)  # refuses an unknown name before anything is made
         machine.require_root()
         with machine.exclusive():
             machine.install_missing()
-            image = ensure_image()
+            images = {box.name: box.ensure_image() for box in boxes}
             with step("bridge, address translation, ssh key"):
                 network.ensure_network()
                 keys.ensure_key()
             for box in boxes:
-                Lab._up_one(box, image)
+                Lab._up_one(box, images[box.name])
         return boxes
 
     @staticmethod
@@ -219,7 +53,7 @@ class Lab:
         """
         machine.require_root()
         with machine.exclusive():
-            for box in Lab.boxes() if names is None else [Box(name) for name in names]:
+            for box in Lab.boxes() if names is None else [host(name) for name in names]:
                 with step(f"{box.name}: destroying"):
                     box.destroy()
             if Lab.boxes():
@@ -238,7 +72,8 @@ class Lab:
         """Keep the wheels that the box `name` has fetched for later boxes. Nothing may install in the box meanwhile."""
         machine.require_root()
         with machine.exclusive(), step(f"{name}: linking new wheels into {UV_CACHE}"):
-            uv_cache.save(Box(name).rootfs)
+            for root in host(name).wheel_roots():
+                uv_cache.save(root)
 
     @staticmethod
     def _up_one(box: Box, image: Path) -> None:

@@ -21,7 +21,7 @@ def command(*arguments: str) -> list[str]:
 
 def environment(names: Iterable[str]) -> dict[str, str]:
     """Variables that point inventories/lab.py at the boxes `names`."""
-    return os.environ | {"GPUBOX_LAB_BOXES": " ".join(names)}
+    return os.environ | {"GPUBOX_LAB_HOSTS": " ".join(names)}
 
 
 def pyinfra(names: Iterable[str], *arguments: str, timeout: float = 1800) -> Completed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from lab.settings import BRIDGE, GATEWAY, NFT_TABLE, RUNTIME, SUBNET, address, interface
@@ -70,9 +71,16 @@ def remove_network() -> None:
         FORWARDING_BEFORE.unlink()
 
 
-def cut_internet(name: str) -> None:
-    """Drop what the box sends out, by forwarding or to this machine; ssh from this machine into the box still works."""
-    run("nft", "add", "element", "inet", NFT_TABLE, "cut", f"{{ {address(name)} }}")
+def cut_internet(where: IPv4Address) -> None:
+    """Drop what this address sends out, by forwarding or to this machine; ssh from this machine to it still works."""
+    run("nft", "add", "element", "inet", NFT_TABLE, "cut", f"{{ {where} }}")
+
+
+def restore_internet(where: IPv4Address) -> None:
+    """Undo cut_internet; fine when it was not cut."""
+    listed = run("nft", "list", "set", "inet", NFT_TABLE, "cut").stdout
+    if str(where) in listed.replace(",", " ").split():
+        run("nft", "delete", "element", "inet", NFT_TABLE, "cut", f"{{ {where} }}")
 
 
 def cut_network(name: str) -> None:
@@ -82,8 +90,6 @@ def cut_network(name: str) -> None:
 
 def restore_network(name: str) -> None:
     """Undo both cuts; whole networks are left as they are."""
-    listed = run("nft", "list", "set", "inet", NFT_TABLE, "cut").stdout
-    if str(address(name)) in listed.replace(",", " ").split():
-        run("nft", "delete", "element", "inet", NFT_TABLE, "cut", f"{{ {address(name)} }}")
+    restore_internet(address(name))
     if Path(f"/sys/class/net/{interface(name)}").exists():
         run("ip", "link", "set", interface(name), "up")

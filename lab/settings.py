@@ -12,8 +12,14 @@ GATEWAY = SUBNET[1]
 BRIDGE = "gpubox-lab0"
 NFT_TABLE = "gpubox_lab"
 
-# box1.. are for people and demos, test1.. for the test run, so that a test run never takes away a box in use.
+# box1.. and node1.. are for people and demos, test1.. and testnode1.. for the test run, so that a test run never takes
+# away one in use. A node is a stand-in for a Proxmox VE node; its containers have addresses on the same subnet.
 HOST_NUMBERS = {"box1": 11, "box2": 12, "box3": 13, "box4": 14, "test1": 21, "test2": 22, "test3": 23, "test4": 24}
+HOST_NUMBERS |= {"node1": 31, "node2": 32, "testnode1": 41, "testnode2": 42}
+NODES = ("node1", "node2", "testnode1", "testnode2")
+FIRST_GUEST = 51  # host number of the first container of the first node
+GUESTS_PER_NODE = 4
+FIRST_VMID = 101
 
 CONTAINER_PREFIX = "gpubox-lab-"  # keeps the lab's containers apart from the user's own
 LXC_ROOT = Path("/var/lib/lxc")
@@ -32,6 +38,17 @@ def address(name: str) -> IPv4Address:
     if name not in HOST_NUMBERS:
         raise InputError(f"lab: there is no box named {name!r}", hint=f"choose from {', '.join(HOST_NUMBERS)}")
     return SUBNET[HOST_NUMBERS[name]]
+
+
+def guest_address(node: str, vmid: int) -> IPv4Address:
+    """The address for the container `vmid` (101 to 104) of `node`. Raises InputError for another one."""
+    index = vmid - FIRST_VMID
+    if node not in NODES or index not in range(GUESTS_PER_NODE):
+        raise InputError(
+            f"lab: no address for container {vmid} of {node!r}",
+            hint=f"nodes: {', '.join(NODES)}; containers: {FIRST_VMID} to {FIRST_VMID + GUESTS_PER_NODE - 1}",
+        )
+    return SUBNET[FIRST_GUEST + NODES.index(node) * GUESTS_PER_NODE + index]
 
 
 def hardware_address(name: str) -> str:

@@ -24,7 +24,11 @@ def cache_below(root: Path) -> Path:
 
 def seed(root: Path) -> None:
     """Link the shared cache into the box whose file system is `root`."""
-    target = cache_below(root)
+    link_into(cache_below(root))
+
+
+def link_into(target: Path) -> None:
+    """Link the shared cache into the directory `target`."""
     target.mkdir(parents=True, exist_ok=True)
     if UV_CACHE.exists():
         _merge(UV_CACHE, target)

@@ -44,6 +44,13 @@ def packages(names: list[str]) -> Iterator[Any]:
 
 
 @operation()
+def waited_for() -> Iterator[Any]:
+    """Changes nothing; every host gets here before any host goes on."""
+    host.noop("all hosts are here")
+    yield from ()
+
+
+@operation()
 def service_user(user: str, home: str) -> Iterator[Any]:
     """A system user that may log in nowhere, for the server to run as."""
     if box_state().get("user") == user:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from pyinfra import host, state
@@ -224,6 +225,20 @@ def container_running(target: Target) -> Iterator[Any]:
     yield StringCommand("sh", "-c", QuoteString(UP.format(vmid=vmid)))
     if state.current_stage == StateStage.Execute and (problem := _still_wrong(target)):
         yield problem
+
+
+@operation()
+def run_file_pushed(target: Target) -> Iterator[Any]:
+    """The driver's .run file of the node is in the container, where the role nvidia_userland looks for it."""
+    if target.run_file is None:
+        host.noop(f"CT {target.vmid} needs no file of the driver from the node")
+        return
+    if node_state().container(target.vmid).has_run_file:
+        host.noop(f"{target.run_file} is there")
+        return
+    vmid, path = str(target.vmid), shlex.quote(target.run_file)
+    parent = shlex.quote(str(PurePosixPath(target.run_file).parent))
+    yield PveCommand(target.vmid, "sh", "-c", f"pct exec {vmid} -- mkdir -p {parent} && pct push {vmid} {path} {path}")
 
 
 def _still_wrong(target: Target) -> FunctionCommand | None:

@@ -31,7 +31,14 @@ def targets_on(node: str, boxes: Iterable[Host]) -> tuple[Target, ...]:
             raise InputError(f"host {box.name}: {vmid!r} is no vmid", hint="allowed: a number from 100, as in pct list")
         settings = load_settings(box.data.dict(), box.name)
         if settings.container is not None:
-            found.append(Target(int(vmid), settings.container, settings.stop_timeout_s + SHUTDOWN_MARGIN_S))
+            found.append(
+                Target(
+                    int(vmid),
+                    settings.container,
+                    settings.stop_timeout_s + SHUTDOWN_MARGIN_S,
+                    settings.driver.run if settings.driver and settings.driver.run.startswith("/") else None,
+                )
+            )
     return tuple(sorted(found, key=lambda target: target.vmid))
 
 
@@ -50,3 +57,4 @@ def container() -> None:
         pct.container_present(name=f"CT {target.vmid}: present", target=target)
         pct.container_converged(name=f"CT {target.vmid}: configuration", target=target)
         pct.container_running(name=f"CT {target.vmid}: running", target=target)
+        pct.run_file_pushed(name=f"CT {target.vmid}: driver file", target=target)

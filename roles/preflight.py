@@ -11,6 +11,9 @@ from facts.box import BoxState, Question, box_state, look_at
 from gpubox.errors import GpuboxError, InputError, RefusedError
 from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import load_settings
+from gpubox.toolkit import check_system
+from gpubox.userland import check_packages, check_stacks
+from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered
 from roles.serve import ssh_address
 
@@ -25,9 +28,12 @@ def preflight(*, activates: bool = True) -> BoxPlan:
     try:
         plan = plan_box(ROOT, load_settings(host.data.dict(), host.name))
         plan.public_url(ssh_address())
-        paths = [item.path for item in (*directories(plan.settings), *rendered(plan.settings))]
+        wanted = [*directories(plan.settings), *rendered(plan.settings)]
+        wanted += [*nvidia_userland.files(plan.settings), *cuda_toolkit.files(plan)]
+        paths = [item.path for item in wanted]
         look_at(Question(plan.settings, tuple(PACKAGES), tuple(paths), plan.server.port, plan.server.model.path or ""))
         _check_box(plan, box_state())
+        _check_gpus(plan, box_state())
         if activates:
             _check_not_failed(plan, box_state())
     except GpuboxError as error:
@@ -38,7 +44,7 @@ def preflight(*, activates: bool = True) -> BoxPlan:
 
 def _check_box(plan: BoxPlan, seen: BoxState) -> None:
     settings = plan.settings
-    if plan.overlay and plan.overlay.refuse_nvidia_driver and (driver := seen.get("driver")):
+    if plan.overlay and plan.overlay.refuse_nvidia_driver and (driver := seen.get("kernel_driver")):
         raise RefusedError(
             f"overlay = {plan.overlay.name!r} is for machines without a GPU, and this one has a driver: {driver}",
             hint="remove overlay from this host's group_data",
@@ -60,6 +66,16 @@ def _check_box(plan: BoxPlan, seen: BoxState) -> None:
         )
     if settings.wheelhouse and not seen.get("wheelhouse"):
         raise InputError(f"wheelhouse = {settings.wheelhouse!r}: no such directory on the box", hint="correct the path")
+
+
+def _check_gpus(plan: BoxPlan, seen: BoxState) -> None:
+    """What no role of this run can put right. The loaded module is none of that: the node's role may yet change it."""
+    settings = plan.settings
+    if settings.driver is not None:
+        check_stacks(settings.driver, plan.stacks)
+        check_packages(seen.readings)
+    if settings.toolkits is not None and seen.readings.answered:
+        check_system(seen.readings)
 
 
 def _check_not_failed(plan: BoxPlan, seen: BoxState) -> None:

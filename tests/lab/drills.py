@@ -11,11 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from gpubox.errors import GpuboxError
 from gpubox.plan import BoxPlan, plan_box
@@ -23,9 +20,9 @@ from gpubox.settings import Settings
 from lab.boxes import Box
 from lab.question import ask
 from lab.settings import REPOSITORY
+from tests.lab.waiting import wait_for
 from tests.standin.build import build_wheel, write_stack
 
-Found = TypeVar("Found")
 COPIED = [
     "deploy.py",
     "prepare.py",
@@ -114,7 +111,7 @@ class DrillRepository:
         command = [str(Path(sys.executable).with_name("pyinfra")), "inventories/lab.py", script, *flags, *settings]
         # The copy comes before the installed project on the path.
         names = " ".join(box.name for box in boxes)
-        environment = {**os.environ, "GPUBOX_LAB_BOXES": names, "PYTHONPATH": str(self.root)}
+        environment = {**os.environ, "GPUBOX_LAB_HOSTS": names, "PYTHONPATH": str(self.root)}
         # The copy's lab package computes its paths from where it lies; the keys are in the real one.
         (self.root / ".lab").exists() or (self.root / ".lab").symlink_to(REPOSITORY / ".lab")
         return subprocess.Popen(
@@ -205,12 +202,3 @@ class Drill:
             "find /opt/gpubox /etc/systemd/system -not -path '*/cache/*' -printf '%p %T@ %s\\n' | sort | sha256sum"
         ).stdout
         return listing, self.status()["main_pid"], self.status()["current"]
-
-
-def wait_for(look: Callable[[], Found | None], timeout: float, what: str) -> Found:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if seen := look():
-            return seen
-        time.sleep(0.1)
-    raise AssertionError(f"waited {timeout:.0f} s in vain for {what}")

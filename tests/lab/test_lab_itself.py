@@ -187,7 +187,7 @@ def test_an_unknown_name_is_refused_before_anything_is_made() -> None:
 def test_the_inventory_is_readable_without_the_lab() -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("pyinfra"), "inventories/lab.py", "debug-inventory"],
-        env=os.environ | {"GPUBOX_LAB_BOXES": "box1 box4"},
+        env=os.environ | {"GPUBOX_LAB_HOSTS": "box1 box4"},
         capture_output=True,
         text=True,
         check=True,

@@ -6,6 +6,7 @@ import base64
 import fcntl
 import hashlib
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,9 @@ class Done:
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """A deploy over a node in these states: each is what one read sees, the last for ever."""
 
-    def deploy(*states: NodeState, stage: StateStage = StateStage.Execute, **changes: Any) -> Done:
+    def deploy(
+        *states: NodeState, stage: StateStage = StateStage.Execute, run_file: str | None = None, **changes: Any
+    ) -> Done:
         done, left = Done(), list(states)
 
         def get_fact(self: Host, fact: type, *args: object, **kwargs: object) -> NodeState:
@@ -111,7 +114,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
 
         wanted = ContainerSettings.model_validate({**DATA, **changes})
         monkeypatch.setattr(Host, "get_fact", get_fact)
-        monkeypatch.setattr(role, "targets_on", lambda node, boxes: (Target(VMID, wanted, 360),))
+        monkeypatch.setattr(role, "targets_on", lambda node, boxes: (Target(VMID, wanted, 360, run_file),))
         state = State(Inventory((["@fake/pve1"], {})), Config())
         connect_all(state)
         state.set_stage(StateStage.Prepare)
@@ -148,6 +151,7 @@ def test_from_nothing(deployed: Callable[..., Done]) -> None:
         "Container | CT 101: present",
         "Container | CT 101: configuration",
         "Container | CT 101: running",
+        "Container | CT 101: driver file",
     ]
     assert "pveam download local debian-12-standard_12.12-1_amd64.tar.zst" in done.commands[0]
     assert done.commands[1] == "pct " + " ".join(create_arguments(VMID, SETTINGS, [0]))
@@ -169,6 +173,16 @@ def test_a_plan_on_a_bare_node_shows_every_step(deployed: Callable[..., Done]) -
     assert "--dev0 /dev/nvidia0,mode=0666" in done.commands[1]
     assert done.commands[3] == "pct start 101"
     assert done.failures == []
+
+
+def test_the_drivers_file_goes_in_once(deployed: Callable[..., Done]) -> None:
+    run = "/root/NVIDIA driver.run"
+    done = deployed(CONVERGED, run_file=run)
+    assert done.commands == [
+        f"sh -c {shlex.quote(f'pct exec 101 -- mkdir -p /root && pct push 101 {shlex.quote(run)} {shlex.quote(run)}')}"
+    ]
+    there = replace(CONVERGED.containers[VMID], has_run_file=True)
+    assert deployed(replace(CONVERGED, containers={VMID: there}), run_file=run).commands == []
 
 
 def test_converged_changes_nothing_and_costs_two_reads(deployed: Callable[..., Done]) -> None:

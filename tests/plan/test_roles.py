@@ -167,7 +167,7 @@ def test_activation_command(planned: Callable[..., Planned]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("driver", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04", "has a driver"),
+        ("kernel_driver", "/sys/module/nvidia", "has a driver"),
         (
             "foreign_listener",
             'LISTEN 0 5 0.0.0.0:30000 0.0.0.0:* users:(("python3",pid=7,fd=3))',

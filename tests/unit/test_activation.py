@@ -224,7 +224,7 @@ def test_a_stack_with_the_libcuda_standin_is_refused_where_there_is_a_driver(
     standin = box.layout.stacks / "world-0" / STANDIN
     standin.parent.mkdir(parents=True)
     standin.touch()
-    monkeypatch.setattr(libcuda_standin, "_DRIVER_TRACES", ("proc/version",))  # a file that every Linux has
+    monkeypatch.setattr(libcuda_standin, "_MODULE", "sys/module/kernel")  # every Linux has it
     with pytest.raises(RefusedError, match="has an NVIDIA driver"):
         box.activate(release)
     assert box.service.running_release() == good

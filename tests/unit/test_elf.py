@@ -78,10 +78,19 @@ def test_the_standin_has_what_the_kernels_want_and_answers_no_device(tmp_path: P
     subprocess.run(run, check=True, env={"LD_LIBRARY_PATH": str(standin.parent)})
 
 
-@pytest.mark.parametrize("trace", ["proc/driver/nvidia/version", "dev/nvidiactl"])
+@pytest.mark.parametrize("trace", ["sys/module/nvidia", "proc/driver/nvidia/version", "dev/nvidiactl"])
 def test_the_standin_is_refused_beside_a_driver(tmp_path: Path, trace: str) -> None:
+    """By the kernel's list of modules; by the other two where sysfs is not mounted."""
     refuse_on_nvidia_host("stack x", tmp_path)
     (tmp_path / trace).parent.mkdir(parents=True)
     (tmp_path / trace).touch()
     with pytest.raises(RefusedError, match=f"stack x: this host has an NVIDIA driver .*/{trace} exists"):
         refuse_on_nvidia_host("stack x", tmp_path)
+
+
+def test_a_device_node_without_its_module_is_no_driver(tmp_path: Path) -> None:
+    for path in ("sys/module", "proc/driver/nvidia", "dev"):
+        (tmp_path / path).mkdir(parents=True)
+    for path in ("proc/driver/nvidia/version", "dev/nvidiactl"):
+        (tmp_path / path).touch()
+    refuse_on_nvidia_host("stack x", tmp_path)

@@ -1,0 +1,181 @@
+"""Everything the role and the report ask of a Proxmox VE node, in one remote command. gpubox/node_readings.py reads it.
+
+nvidia-smi comes last and only with the module loaded: run as root it would load the module and make device nodes by
+itself, and so hide what the next boot will lack.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from pyinfra import host, state
+from pyinfra.api import FactBase
+from pyinfra.api.host import Host
+
+from gpubox.node import TOOLS, UNITS
+from gpubox.node_readings import NodeReadings, read_node
+from gpubox.proxmox import NodeSettings
+
+STATE = "/var/lib/gpubox/node"  # stamps: what was applied last, written when it was applied
+
+# Packages of the driver, of Debian's and of NVIDIA's repositories.
+DRIVER_PACKAGES = (
+    "nvidia-driver* nvidia-open* nvidia-kernel-* nvidia-dkms-* nvidia-*-dkms nvidia-modprobe nvidia-persistenced"
+    " nvidia-smi cuda-drivers* libcuda1* libnvidia-compute* libnvidia-ml1 firmware-nvidia-gsp"
+)
+
+# GPUBOX_ROOT: the root under which the tests lay out a machine's files; empty on a node.
+SCRIPT = r"""
+R=${GPUBOX_ROOT:-}
+say() { [ -n "$2" ] && echo "$1 $2"; }
+each() { while read -r line; do say "$1" "$line"; done; }
+read1() { head -n 1 "$1" 2>/dev/null; }
+have() { command -v "$1" >/dev/null 2>&1; }
+say release "$(uname -r)"
+have pveversion && say pve "$(pveversion 2>/dev/null | head -n 1)"
+for f in "$R"/boot/vmlinuz-*; do [ -f "$f" ] && say kernel "${f##*/vmlinuz-}"; done
+for f in "$R"/boot/initrd.img-*; do [ -f "$f" ] && say initrd "${f##*/initrd.img-}"; done
+say pin "$(read1 "$R"/etc/kernel/proxmox-boot-pin)"
+say next_boot_pin "$(read1 "$R"/etc/kernel/next-boot-pin)"
+[ -f "$R"/etc/kernel/proxmox-boot-uuids ] && say esp_sync yes
+boot=$(proxmox-boot-tool status 2>/dev/null | grep 'is configured with')
+case $boot in *uefi*) say bootloader systemd-boot ;; esac
+case $boot in "" | *grub*) say bootloader grub ;; esac
+say command_line "$(read1 "$R"/proc/cmdline)"
+say kernel_cmdline_file "$(read1 "$R"/etc/kernel/cmdline)"
+status='${db:Status-Status} ${Package}\n'
+set -f # these patterns are dpkg-query's
+dpkg-query -W -f "$status" $TOOLS 'proxmox-default-headers' 'proxmox-headers-*' 'proxmox-kernel-*' 2>/dev/null |
+  sed -n 's/^installed //p' | each package
+dpkg-query -W -f "$status" $DRIVER_PACKAGES 2>/dev/null | sed -n 's/^installed //p' | each driver_package
+set +f
+have dkms && dkms status 2>/dev/null | each dkms
+for k in $(ls "$R"/lib/modules 2>/dev/null); do
+  v=$(modinfo -k "$k" -F version nvidia 2>/dev/null | head -n 1)
+  [ -n "$v" ] && say module "$k $v $(modinfo -k "$k" -F license nvidia 2>/dev/null | head -n 1)"
+done
+sed -n 's/^\(nvidia[a-z_]*\|nouveau\|nova_core\) .*/\1/p' "$R"/proc/modules 2>/dev/null | each loaded
+say banner "$(read1 "$R"/proc/driver/nvidia/version)"
+say uvm_disable_hmm "$(read1 "$R"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm)"
+for d in /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib; do
+  for f in "$R$d"/libcuda.so.*.*; do [ -f "$f" ] && echo "${f##*/libcuda.so.}"; done
+done | sort -u | each libcuda
+have lspci && lspci -Dnmm -d 10de: 2>/dev/null | sed -n 's/^\([^ ]*\) "030[02]" "10de" "\([0-9a-f]*\)".*/\1 \2/p' |
+while read -r address device; do
+  d=$R/sys/bus/pci/devices/$address bar=0
+  while read -r first last flags; do
+    size=$((last - first)); [ "$size" -gt 0 ] && [ $((size + 1)) -gt "$bar" ] && bar=$((size + 1))
+  done 2>/dev/null <"$d/resource"
+  w=$(read1 "$d/current_link_width"); m=$(read1 "$d/max_link_width"); g=$(read1 "$d/iommu_group/type")
+  say gpu "$address $device ${w:-0} ${m:-0} $bar ${g:--}"
+  say gpu_parents "$address $(readlink -f "$d" | tr / '\n' | grep '^[0-9a-f]*:[0-9a-f]*:[0-9a-f]*\.[0-7]$' |
+    grep -vxF "$address" | tr '\n' ' ')"
+done
+for d in "$R"/sys/bus/pci/devices/*; do
+  [ -f "$d/aer_dev_correctable" ] || continue
+  echo "aer_read yes"
+  total() { sed -n 's/^TOTAL_ERR_[A-Z]* //p' "$d/aer_dev_$1" 2>/dev/null; }
+  c=$(total correctable); n=$(total nonfatal); f=$(total fatal)
+  [ "${c:-0}${n:-0}${f:-0}" = 000 ] || say aer "${d##*/} ${c:-0} ${n:-0} ${f:-0}"
+done
+if have lspci && verbose=$(lspci -Dvvv 2>/dev/null); then
+  echo "acs_read yes"
+  echo "$verbose" | awk '/^[0-9a-f]/ { address = $1 } /ACSCtl:/ && /(ReqRedir|CmpltRedir)[+]/ { print address }' |
+    each acs_redirecting
+fi
+for f in "$R"/dev/nvidia[0-9]*; do { [ -c "$f" ] || [ -n "$R" ] && [ -e "$f" ]; } && say gpu_node "${f#"$R"}"; done
+for f in /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset; do
+  { [ -c "$R$f" ] || [ -n "$R" ] && [ -e "$R$f" ]; } && say control_node "$f"
+done
+have mokutil && case $(mokutil --sb-state 2>&1) in
+  *"SecureBoot enabled"*) say secure_boot enabled ;;
+  *"SecureBoot disabled"* | *"not supported"*) say secure_boot disabled ;;
+esac
+say root_fs "$(findmnt -no FSTYPE / 2>/dev/null | head -n 1)"
+if have journalctl && log=$(journalctl -k -b --no-pager -q -o cat 2>/dev/null); then
+  echo "kernel_log_read yes"
+  echo "$log" | grep -e 'NVRM: Xid' -e 'NVRM: API mismatch' -e 'RmInitAdapter failed' \
+    -e 'requires use of the NVIDIA open' -e 'NVRM: .*fallen off the bus' | tail -n 20 | each xid
+fi
+KERNEL=${KERNEL:-$(read1 "$R"/etc/kernel/proxmox-boot-pin)}
+KERNEL=${KERNEL:-$(uname -r)}
+for f in $FILES; do
+  [ -f "$R$f" ] && say file "$(sha256sum "$R$f" | cut -d' ' -f1) $(stat -c '%a %U:%G' "$R$f") $f"
+  case $f in /etc/modprobe.d/*)
+    [ -f "$R$f" ] && [ "$R$f" -nt "$R/boot/initrd.img-$KERNEL" ] && stale=yes ;;
+  esac
+done
+[ -n "$stale" ] && say initrd_stale yes
+for f in "$R"/var/lib/gpubox/node/*.applied; do
+  [ -f "$f" ] && n=${f##*/} && say stamp "${n%.applied} $(read1 "$f")"
+done
+if have systemctl; then
+  for u in $UNITS; do
+    [ "$(systemctl is-enabled "$u" 2>/dev/null)" = enabled ] && say unit_enabled "$u"
+    [ "$(systemctl is-active "$u" 2>/dev/null)" = active ] && say unit_active "$u"
+  done
+  systemctl show -p NeedDaemonReload --value $UNITS 2>/dev/null | grep -q yes && say reload yes
+fi
+if have nvidia-smi && [ -e "$R"/proc/driver/nvidia/version ]; then
+  if smi=$(timeout 90 nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader 2>&1); then
+    echo "smi_ok yes"; echo "$smi" | each smi_gpu
+  else
+    say smi_error "$(echo "$smi" | grep -v '^ *$' | head -n 1)"
+  fi
+fi
+true
+"""
+
+
+class Node(FactBase[list[str]]):
+    """The script's lines. `pyinfra INVENTORY --json fact facts.node.Node` prints them; read_node() reads them.
+
+    files: paths to hash. kernel: the one whose initramfs is compared with those files; without it the pinned or the
+    running one.
+    """
+
+    def command(self, files: Sequence[str] = (), kernel: str = "") -> str:
+        values = {
+            "TOOLS": " ".join(TOOLS),
+            "DRIVER_PACKAGES": DRIVER_PACKAGES,
+            "UNITS": " ".join(UNITS),
+            "FILES": " ".join(files),
+            "KERNEL": kernel,
+        }
+        assigned = "\n".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+        return f"sh -c {shlex.quote(assigned + SCRIPT)}"
+
+    def process(self, output: list[str]) -> list[str]:
+        return list(output)
+
+    @staticmethod
+    def default() -> list[str]:
+        return []
+
+
+_questions: WeakKeyDictionary[Host, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
+_answers: WeakKeyDictionary[Host, tuple[object, NodeReadings]] = WeakKeyDictionary()
+
+
+def look_at_node(files: Sequence[str], settings: NodeSettings) -> NodeReadings:
+    """Say, once per host and run, what node_readings() shall look at; the first readings."""
+    _questions[_this_host()] = (tuple(files), settings.kernel or "")
+    return node_readings()
+
+
+def node_readings() -> NodeReadings:
+    """The current node, read again when the phase changed or an operation of this run changed it."""
+    this = _this_host()
+    metas = [op.operation_meta for op in state.ops[this].values()]
+    moment = (state.current_stage, sum(1 for meta in metas if meta.is_complete() and meta.did_change()))
+    known = _answers.get(this)
+    if known is None or known[0] != moment:
+        files, kernel = _questions[this]
+        known = _answers[this] = (moment, read_node(host.get_fact(Node, files=list(files), kernel=kernel)))
+    return known[1]
+
+
+def _this_host() -> Host:
+    return state.inventory.get_host(host.name)

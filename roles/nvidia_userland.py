@@ -1,0 +1,56 @@
+"""The NVIDIA driver as a box sees it: libraries of exactly the loaded module's version, and proof that CUDA starts.
+
+In a container the module is the node's. On bare metal it is the box's own, and is installed as on a node.
+"""
+
+from __future__ import annotations
+
+from pyinfra.api import deploy
+
+from facts.box import box_state
+from facts.node import look_at_node
+from gpubox.driver import DriverSettings
+from gpubox.plan import BoxPlan
+from gpubox.proxmox import NodeSettings
+from gpubox.settings import Settings
+from gpubox.userland import is_complete, protective_files
+from ops import base, node
+from ops import userland as op
+from ops.base import File
+from roles import proxmox_node
+
+
+def files(settings: Settings) -> list[File]:
+    """What keeps apt away from the driver; wanted where a driver or toolkits are."""
+    if settings.driver is None and settings.toolkits is None:
+        return []
+    return [File(path, content) for path, content in protective_files().items()]
+
+
+@deploy("NVIDIA userland")
+def nvidia_userland(plan: BoxPlan) -> None:
+    """Nothing without `driver` in the settings. After the role box, which brings python3 and the service's user."""
+    driver = plan.settings.driver
+    if driver is None:
+        return
+    base.rendered_files(name="Driver kept from apt", wanted=files(plan.settings))
+    seen = box_state().readings
+    # Read before anything ran. That is no matter: nothing before this role touches the driver of a bare-metal machine.
+    if seen.bare_metal and not is_complete(driver, seen):
+        _bare_metal_driver(driver)
+    op.installed(name=f"Driver libraries {driver.version}", driver=driver)
+    op.proved(name="CUDA starts", driver=driver)
+
+
+def _bare_metal_driver(driver: DriverSettings) -> None:
+    """The node's operations, without those that are Proxmox's. It never reboots: a pending reboot ends the deploy."""
+    settings, wanted = NodeSettings(driver=driver), proxmox_node.rendered()
+    look_at_node([file.path for file in wanted], settings)
+    op.build_tools(name="Compiler, dkms, headers")
+    node.files_written(name="Files", wanted=wanted)
+    node.initramfs_current(name="Initramfs", wanted=wanted)
+    node.driver_installed(name=f"Driver {driver.version}", settings=settings)
+    node.units_enabled(name="Units enabled")
+    node.rebooted(name="Reboot", settings=settings)
+    node.units_started(name="Device nodes")
+    node.proved(name="Every GPU everywhere", settings=settings)

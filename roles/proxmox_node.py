@@ -1,0 +1,58 @@
+"""A Proxmox VE node: kernel, driver, device nodes. Everything that boxes on it take for granted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pyinfra import host
+from pyinfra.api import deploy
+from pyinfra.api.exceptions import DeployError
+
+from facts.node import look_at_node
+from gpubox.errors import GpuboxError
+from gpubox.node import GRUB_DROP_IN, check_node
+from gpubox.proxmox import NodeSettings
+from gpubox.settings import load_node_settings
+from ops import node as op
+from ops.base import File
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates_node"
+
+
+def rendered() -> list[File]:
+    """Every file below templates_node/, at the path that mirrors its own; those below sbin/ may be executed."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
+    names = sorted(environment.list_templates(extensions=["j2"]))
+    paths = {name: "/" + name.removesuffix(".j2") for name in names}
+    return [
+        File(path, environment.get_template(name).render(), mode="755" if "/sbin/" in path else "644")
+        for name, path in paths.items()
+    ]
+
+
+def preflight_node() -> NodeSettings:
+    """The settings of the current host. Raises DeployError for what can be refused before anything runs."""
+    try:
+        settings = load_node_settings(host.data.dict(), host.name)
+        paths = [*(file.path for file in rendered()), GRUB_DROP_IN]
+        check_node(settings, look_at_node(paths, settings))
+    except GpuboxError as error:
+        raise DeployError(f"host {host.name}: {str(error).removeprefix(f'host {host.name}: ')}") from None
+    return settings
+
+
+@deploy("Node")
+def proxmox_node(settings: NodeSettings) -> None:
+    wanted = rendered()
+    arguments = settings.kernel_arguments
+    op.packages(name="Packages and headers", settings=settings)
+    op.kernel_pinned(name="Kernel pinned", settings=settings)
+    op.files_written(name="Files", wanted=wanted)
+    op.initramfs_current(name="Initramfs", wanted=wanted)
+    op.driver_installed(name=f"Driver {settings.driver.version}", settings=settings)
+    op.units_enabled(name="Units enabled")
+    op.kernel_command_line(name=f"Kernel command line {' '.join(arguments)}".rstrip(), arguments=arguments)
+    op.rebooted(name="Reboot", settings=settings)
+    op.units_started(name="Device nodes")
+    op.proved(name="Every GPU everywhere", settings=settings)

@@ -1,0 +1,120 @@
+"""A small signed apt repository and the packages in it, made here: names and dependencies as NVIDIA's, contents empty.
+
+It stands in for the vendor's, of which no test may fetch gigabytes. Flat ("Suites: /"), with InRelease, as that one is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Deb:
+    """A package without contents but for `executable`, the path of a program that prints its version."""
+
+    name: str
+    version: str
+    depends: str = ""
+    executable: str = ""
+
+    def build(self, directory: Path) -> Path:
+        root = directory / f".{self.name}"
+        control = [f"Package: {self.name}", f"Version: {self.version}", "Architecture: amd64"]
+        control += ["Maintainer: gpubox tests <tests@example>", "Description: stand-in, empty"]
+        control += [f"Depends: {self.depends}"] if self.depends else []
+        _write(root / "DEBIAN/control", "\n".join(control) + "\n")
+        if self.executable:
+            _write(root / self.executable.lstrip("/"), f"#!/bin/sh\necho {self.version}\n", mode=0o755)
+        target = directory / f"{self.name}_{self.version}_amd64.deb"
+        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, target], check=True, capture_output=True)
+        subprocess.run(["rm", "-r", root], check=True)
+        return target
+
+
+def toolkit(cuda: str, version: str, nvcc: str, *, also: str = "") -> list[Deb]:
+    """A toolkit's own package and one part of it. `also`: a further dependency of the toolkit."""
+    dashed = cuda.replace(".", "-")
+    part = Deb(f"cuda-nvcc-{dashed}", nvcc, executable=f"/usr/local/cuda-{cuda}/bin/nvcc")
+    depends = f"cuda-nvcc-{dashed} (>= {nvcc})" + (f", {also}" if also else "")
+    return [Deb(f"cuda-toolkit-{dashed}", version, depends), part]
+
+
+class Signer:
+    """A GnuPG key of its own; `fingerprint` and the public key are what an operator would get."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(mode=0o700)
+        self._gpg("--quick-generate-key", "gpubox-test", "ed25519", "sign", "never")
+        listed = self._gpg("--with-colons", "--list-keys").decode().splitlines()
+        self.fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
+        self.public_key = self._gpg("--export", "--armor")
+
+    def sign(self, text: str) -> bytes:
+        return self._gpg("--clearsign", "--output", "-", text=text)
+
+    def close(self) -> None:
+        subprocess.run(["gpgconf", "--homedir", self.home, "--kill", "all"], check=True)
+
+    def _gpg(self, *arguments: str, text: str = "") -> bytes:
+        command = ["gpg", "--homedir", str(self.home), "--batch", "--quiet", "--pinentry-mode", "loopback"]
+        command += ["--passphrase", "", *arguments]
+        return subprocess.run(command, input=text.encode(), capture_output=True, check=True).stdout
+
+
+def make_repository(directory: Path, debs: list[Deb], signer: Signer) -> None:
+    """Packages, index and InRelease in `directory`, which is made when it is not there."""
+    directory.mkdir(exist_ok=True)
+    index = "\n".join(_entry(deb.build(directory)) for deb in debs)
+    (directory / "Packages").write_text(index)
+    sign(directory, signer)
+
+
+def sign(directory: Path, signer: Signer) -> None:
+    """InRelease anew, by this signer."""
+    index = (directory / "Packages").read_bytes()
+    release = f"Origin: gpubox-test\nDate: {formatdate(usegmt=True)}\nSHA256:\n"
+    release += f" {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
+    (directory / "InRelease").write_bytes(signer.sign(release))
+
+
+@contextmanager
+def served(directory: Path, address: str) -> Iterator[str]:
+    """`directory` over http on a free port of `address`; yields its address. Ends with the block."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((address, 0), partial(Quiet, directory=str(directory)))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{address}:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def _entry(deb: Path) -> str:
+    control = subprocess.run(["dpkg-deb", "--field", deb], capture_output=True, text=True, check=True).stdout
+    data = deb.read_bytes()
+    return f"{control}Filename: ./{deb.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o755)
+    path.write_text(text)
+    path.chmod(mode)

@@ -1,0 +1,167 @@
+"""The main job on real input: from a bare node to the real engine's answer in one run, and everything that follows.
+
+The real engine from the real locks on CPU, in a container that the deploy makes. What Proxmox and NVIDIA would bring is
+the lab's stand-ins (docs/lab-node.md); systemd, LXC, ssh, wheels and model are real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from gpubox.errors import GpuboxError
+from lab.boxes import Lab, host
+from lab.controller import pyinfra
+from lab.node import Guest, Node
+from lab.question import ask, endpoint
+from lab.shell import Completed
+from tests.lab.conftest import TestBoxes
+from tests.lab.waiting import wait_for
+
+NODE, OTHER = "testnode2", "test3"
+BOX = f"@pct/{NODE}/101"
+NEW, OLD = "cuda130-next", "cuda128"
+
+
+@pytest.fixture(scope="module")
+def served(lab: TestBoxes) -> Iterator[Guest]:
+    """The container of a node that was bare before; its wheels are kept for the next box."""
+    lab.up(NODE)
+    node = host(NODE)
+    assert isinstance(node, Node)
+    done = pyinfra([NODE], "deploy.py", "-y")
+    assert done.returncode == 0, done.stdout + done.stderr
+    Lab.save_cache(NODE)
+    yield node.guest(101)
+
+
+def status(box: Guest) -> dict[str, object]:
+    return json.loads(box.run("gpubox status --json").stdout)
+
+
+def answer(box: Guest) -> str:
+    return ask(endpoint(str(box.address)))
+
+
+def stack_served(box: Guest) -> str:
+    """The stack that the running process really is of, from the kernel and not from our records."""
+    pid = status(box)["main_pid"]
+    command = box.run(f"tr '\\0' ' ' < /proc/{pid}/cmdline").stdout
+    return command.split("/opt/gpubox/stacks/")[1].split("/")[0].rsplit("-", 1)[0]
+
+
+def changes(text: str) -> list[str]:
+    """The operations that changed something or failed, from `--json`."""
+    results = json.loads(text)["results"]
+    assert results["failed_hosts"] == []
+    assert results["totals"]["hosts"] > 0
+    return [operation["name"] for operation in results["operations"] if operation["success"] or operation["error"]]
+
+
+def again() -> list[str]:
+    done = pyinfra([NODE], "deploy.py", "-y", "--json")
+    assert done.returncode == 0, done.stderr
+    return changes(done.stdout)
+
+
+def refused(*arguments: str) -> str:
+    """What a deploy says that must not succeed."""
+    done: Completed = pyinfra([NODE], "deploy.py", "-y", *arguments)
+    assert done.returncode != 0, done.stderr
+    return str(done.stderr)
+
+
+def test_the_real_engine_answers_from_the_new_stack(served: Guest) -> None:
+    assert "Paris" in answer(served)
+    assert stack_served(served) == NEW
+    assert status(served)["overlay"] == "cpu"
+
+
+def test_the_second_deploy_changes_and_restarts_nothing_on_node_and_box(served: Guest) -> None:
+    before, booted = status(served), served.node.run("cat /proc/sys/kernel/random/boot_id").stdout
+    assert again() == []
+    after = status(served)
+    assert after["main_pid"] == before["main_pid"]
+    assert after["restarts"] == 0
+    assert served.node.run("cat /proc/sys/kernel/random/boot_id").stdout == booted
+
+
+def test_rollback_without_a_network_and_forward_again(served: Guest) -> None:
+    served.cut_internet()
+    try:
+        back = pyinfra([NODE], "rollback.py", "-y", "--data", f"stack={OLD}", "--limit", BOX)
+        assert back.returncode == 0, back.stdout + back.stderr
+        assert "Paris" in answer(served)
+        assert stack_served(served) == OLD
+        forward = pyinfra([NODE], "rollback.py", "-y", "--limit", BOX)
+        assert forward.returncode == 0, forward.stdout + forward.stderr
+        assert "Paris" in answer(served)
+        assert stack_served(served) == NEW
+    finally:
+        served.restore_internet()
+    assert served.run("gpubox verify --deep", check=False).returncode == 0
+    verdicts = [entry["verdict"] for entry in json.loads(served.run("gpubox history --json").stdout)]
+    assert verdicts == ["proved", "proved", "proved"]
+
+
+def test_two_boxes_from_one_commit_are_equal(lab: TestBoxes, served: Guest) -> None:
+    """Byte-equal stack.json and release.json of both stacks: in a container on a node, and on a box of its own."""
+    (other,) = lab.up(OTHER)
+    done = pyinfra([OTHER], "prepare.py", "-y")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = "cd /opt/gpubox && sha256sum stacks/*/stack.json releases/*/*"
+    first, second = served.run(records).stdout, other.run(records).stdout
+    assert first == second
+    assert first.count("stack.json") == 2
+    assert first.count("release.json") == 2
+
+
+def test_a_module_of_another_version_stops_the_box(served: Guest) -> None:
+    """H1: the pair of driver and libraries must be equal to the last number. Nothing is substituted."""
+    banner = served.node.run("cat /proc/driver/nvidia/version").stdout
+    served.node.write("/proc/driver/nvidia/version", banner.replace("590.48.01", "590.44.01"))
+    try:
+        said = refused("--limit", BOX)
+        assert "590.48.01" in said
+        assert "590.44.01 loaded" in said
+        assert "Paris" in answer(served), "the running server was touched"
+    finally:
+        served.node.write("/proc/driver/nvidia/version", banner)
+
+
+def test_a_box_without_the_uvm_node_is_told_from_a_healthy_one(served: Guest) -> None:
+    """H2: nvidia-smi is content without it, CUDA is not."""
+    device = served.run("stat -c '%t %T' /dev/nvidia-uvm").stdout.split()
+    major, minor = (int(number, 16) for number in device)
+    served.run("umount /dev/nvidia-uvm && rm /dev/nvidia-uvm")
+    try:
+        assert served.run("nvidia-smi -L").stdout.count("GPU ") == 1
+        said = refused("--limit", BOX)
+        assert "999" in said
+        assert "uvm" in said
+    finally:
+        served.run(f"mknod -m 666 /dev/nvidia-uvm c {major} {minor}")
+
+
+def test_a_node_that_lost_power_serves_again_with_nobodys_help(served: Guest) -> None:
+    """Last, since it takes the server down: device nodes first, then the container, then the server."""
+    node = served.node
+    node.hard_stop()
+    node.start()
+    wait_for(lambda: answers(served), 300, "the server to answer after the node's boot")
+    assert stack_served(served) == NEW
+    shown = "systemctl show -p ActiveEnterTimestampMonotonic --value"
+    devices, guests = (
+        int(node.run(f"{shown} {unit}").stdout) for unit in ("gpubox-nvidia-devices.service", "pve-guests.service")
+    )
+    assert 0 < devices < guests
+    assert again() == []
+
+
+def answers(box: Guest) -> bool:
+    try:
+        return "Paris" in answer(box)
+    except GpuboxError:
+        return False
