@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import driver_run, image, keys, network, node_setup
 from lab.box import Box
-from lab.settings import SSH_KEY, guest_address
+from lab.settings import SSH_KEY, VMIDS, guest_address
 from lab.shell import Completed
 
 NESTING: tuple[tuple[str, object], ...] = (
@@ -41,7 +41,7 @@ class Node(Box):
 
     def destroy(self) -> None:
         if network.table_exists():
-            for guest in map(self.guest, range(101, 105)):
+            for guest in map(self.guest, VMIDS):
                 network.restore_internet(guest.address)
         super().destroy()
 

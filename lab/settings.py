@@ -18,8 +18,7 @@ HOST_NUMBERS = {"box1": 11, "box2": 12, "box3": 13, "box4": 14, "test1": 21, "te
 HOST_NUMBERS |= {"node1": 31, "node2": 32, "testnode1": 41, "testnode2": 42}
 NODES = ("node1", "node2", "testnode1", "testnode2")
 FIRST_GUEST = 51  # host number of the first container of the first node
-GUESTS_PER_NODE = 4
-FIRST_VMID = 101
+VMIDS = range(101, 105)  # of a node's containers
 
 CONTAINER_PREFIX = "gpubox-lab-"  # keeps the lab's containers apart from the user's own
 LXC_ROOT = Path("/var/lib/lxc")
@@ -41,14 +40,13 @@ def address(name: str) -> IPv4Address:
 
 
 def guest_address(node: str, vmid: int) -> IPv4Address:
-    """The address for the container `vmid` (101 to 104) of `node`. Raises InputError for another one."""
-    index = vmid - FIRST_VMID
-    if node not in NODES or index not in range(GUESTS_PER_NODE):
+    """The address for the container `vmid` of `node`. Raises InputError for another one."""
+    if node not in NODES or vmid not in VMIDS:
         raise InputError(
             f"lab: no address for container {vmid} of {node!r}",
-            hint=f"nodes: {', '.join(NODES)}; containers: {FIRST_VMID} to {FIRST_VMID + GUESTS_PER_NODE - 1}",
+            hint=f"nodes: {', '.join(NODES)}; containers: {VMIDS[0]} to {VMIDS[-1]}",
         )
-    return SUBNET[FIRST_GUEST + NODES.index(node) * GUESTS_PER_NODE + index]
+    return SUBNET[FIRST_GUEST + NODES.index(node) * len(VMIDS) + VMIDS.index(vmid)]
 
 
 def hardware_address(name: str) -> str:
