@@ -9,7 +9,7 @@ PYTEST := $(PYTHON) -m pytest
 FAST_TMP := $(firstword $(wildcard /dev/shm) /tmp)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-clean test test-fast test-lab lint types lock lock-tools lock-models lock-check bench-deploy
+.PHONY: help venv demo demo-clean test test-fast test-integration test-lab lint types lock lock-tools lock-models lock-check bench-deploy
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,11 +27,13 @@ demo: venv ## from a bare node to the real engine's answer (root)
 demo-clean: venv ## destroy the lab; add PURGE=1 to drop its cached image and wheels too (root)
 	$(LAB) down $(if $(PURGE),--purge)
 
-test: test-fast test-lab ## everything: lint, types, unit, plan, lab (root)
+test: test-fast test-integration test-lab ## everything: lint, types, unit, plan, integration, lab (root)
 
 test-fast: lint types ## lint, types, unit and plan tests; seconds, no root
-	PYTEST_DEBUG_TEMPROOT=$(FAST_TMP) $(PYTEST) -n 2 tests/unit
-	$(PYTEST) tests/plan
+	PYTEST_DEBUG_TEMPROOT=$(FAST_TMP) $(PYTEST) -n 2 tests/unit tests/plan
+
+test-integration: venv ## real ssh and real pyinfra against stubs of LXC and PVE; a minute, no root
+	$(PYTEST) -n 2 tests/integration
 
 test-lab: venv ## tests in real containers (root)
 	$(AS_ROOT) $(PYTEST) tests/lab

@@ -3,7 +3,7 @@
 The server is paramiko's, in a process of its own, so that the tests run without sshd and without root. The stub of
 lxc-attach notes its arguments and runs the command here; what it prints when a container does not run is LXC 5's.
 
-    python -m tests.unit.pct_node DIRECTORY     # prints the port; ends with its stdin
+    python -m tests.integration.pct_node DIRECTORY     # prints the port; ends with its stdin
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PctNode:
         (directory / "known_hosts").write_text(entry)
 
     def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.unit.pct_node", str(self.directory)]
+        command = [sys.executable, "-m", "tests.integration.pct_node", str(self.directory)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         self.port = int(process.stdout.readline())

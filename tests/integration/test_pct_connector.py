@@ -1,4 +1,4 @@
-"""The connector @pct over a real ssh connection to a node whose LXC programs are stubs (tests/unit/pct_node.py)."""
+"""The connector @pct over a real ssh connection to a node whose LXC programs are stubs (pct_node.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyinfra.connectors.util import CommandOutput
 
 from connectors.container import variables_of
 from connectors.pct import CHUNK, PctConnector, empty_machine
-from tests.unit.pct_node import PctNode
+from tests.integration.pct_node import PctNode
 
 ROOT = Path(__file__).resolve().parents[2]
 vmids = itertools.count(101)
