@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
-from pyinfra import host, state
+from pyinfra import host
 from pyinfra.api import FactBase
-from pyinfra.api.host import Host
 
 from facts import userland
+from facts.per_host import PerHost
 from gpubox.box_readings import BoxReadings, read_box
 from gpubox.settings import Settings
 
@@ -131,43 +130,21 @@ class Question:
     model_path: str
 
 
-_questions: WeakKeyDictionary[Host, Question] = WeakKeyDictionary()
-_answers: WeakKeyDictionary[Host, tuple[object, BoxState]] = WeakKeyDictionary()
+def _read(question: Question) -> BoxState:
+    seen: BoxState = host.get_fact(
+        Box,
+        packages=list(question.packages),
+        paths=list(question.paths),
+        user=question.settings.service_user,
+        port=question.port,
+        python=question.settings.python,
+        model_path=question.model_path,
+        wheelhouse=question.settings.wheelhouse or "",
+        ask_cuda=question.settings.driver is not None,
+    )
+    return seen
 
 
-def look_at(question: Question) -> None:
-    """Say, once per host and run, what box_state() shall look at."""
-    _questions[_this_host()] = question
-
-
-def box_state() -> BoxState:
-    """The current host's state, read again when the phase changed or an operation of this run changed the host."""
-    this = _this_host()
-    moment = (state.current_stage, _changes())
-    known = _answers.get(this)
-    if known is None or known[0] != moment:
-        question = _questions[this]
-        seen = host.get_fact(
-            Box,
-            packages=list(question.packages),
-            paths=list(question.paths),
-            user=question.settings.service_user,
-            port=question.port,
-            python=question.settings.python,
-            model_path=question.model_path,
-            wheelhouse=question.settings.wheelhouse or "",
-            ask_cuda=question.settings.driver is not None,
-        )
-        known = _answers[this] = (moment, seen)
-    return known[1]
-
-
-def _changes() -> int:
-    """How many operations have changed this host so far in this run."""
-    metas = [op.operation_meta for op in state.ops[_this_host()].values()]
-    return sum(1 for meta in metas if meta.is_complete() and meta.did_change())
-
-
-def _this_host() -> Host:
-    """The host behind pyinfra's context object."""
-    return state.inventory.get_host(host.name)
+_boxes = PerHost(_read)
+look_at = _boxes.ask
+box_state = _boxes.answer

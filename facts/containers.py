@@ -10,12 +10,11 @@ import base64
 import shlex
 from collections import defaultdict
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-from pyinfra import host, state
+from pyinfra import host
 from pyinfra.api import FactBase
-from pyinfra.api.host import Host
 
+from facts.per_host import PerHost
 from gpubox.container_plan import template_volume
 from gpubox.container_state import ContainerState, NodeState
 from gpubox.gpu_count import DeviceNode, NodeGpus, gpus_on_pci
@@ -159,40 +158,13 @@ def _device_nodes(lines: list[str]) -> dict[str, DeviceNode]:
     return {path: DeviceNode(int(major, 16), int(minor, 16)) for path, major, minor in fields}
 
 
-_targets: WeakKeyDictionary[Host, tuple[Target, ...]] = WeakKeyDictionary()
-_answers: WeakKeyDictionary[Host, tuple[object, NodeState]] = WeakKeyDictionary()
+def _read(targets: tuple[Target, ...]) -> NodeState:
+    asked = [(t.vmid, template_volume(t.settings), t.settings.models or "", t.run_file or "") for t in targets]
+    seen: NodeState = host.get_fact(Containers, containers=asked)
+    return seen
 
 
-def look_at(targets: tuple[Target, ...]) -> None:
-    """Say, once per node and run, what node_state() shall look at."""
-    _targets[_this_host()] = targets
-
-
-def node_state() -> NodeState:
-    """The current node's state, read again when the phase changed or an operation of this run changed the node."""
-    this = _this_host()
-    moment = (state.current_stage, _changes())
-    known = _answers.get(this)
-    if known is None or known[0] != moment:
-        known = _answers[this] = (moment, read_node_state())
-    return known[1]
-
-
-def read_node_state() -> NodeState:
-    """The current node's state now: for an operation that looks at what its own commands did."""
-    asked = [
-        (target.vmid, template_volume(target.settings), target.settings.models or "", target.run_file or "")
-        for target in _targets[_this_host()]
-    ]
-    return host.get_fact(Containers, containers=asked)
-
-
-def _changes() -> int:
-    """How many operations have changed this node so far in this run."""
-    metas = [op.operation_meta for op in state.ops[_this_host()].values()]
-    return sum(1 for meta in metas if meta.is_complete() and meta.did_change())
-
-
-def _this_host() -> Host:
-    """The host behind pyinfra's context object."""
-    return state.inventory.get_host(host.name)
+_nodes = PerHost(_read)
+look_at = _nodes.ask
+node_state = _nodes.answer
+read_node_state = _nodes.read_now

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
-from pyinfra import host, state
+from pyinfra import host
 from pyinfra.api import FactBase
-from pyinfra.api.host import Host
 
+from facts.per_host import PerHost
 from gpubox.node import TOOLS, UNITS
 from gpubox.node_readings import NodeReadings, read_node
 from gpubox.proxmox import NodeSettings
@@ -155,27 +154,16 @@ class Node(FactBase[list[str]]):
         return []
 
 
-_questions: WeakKeyDictionary[Host, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
-_answers: WeakKeyDictionary[Host, tuple[object, NodeReadings]] = WeakKeyDictionary()
+def _read(question: tuple[tuple[str, ...], str]) -> NodeReadings:
+    files, kernel = question
+    return read_node(host.get_fact(Node, files=list(files), kernel=kernel))
+
+
+_nodes = PerHost(_read)
+node_readings = _nodes.answer
 
 
 def look_at_node(files: Sequence[str], settings: NodeSettings) -> NodeReadings:
     """Say, once per host and run, what node_readings() shall look at; the first readings."""
-    _questions[_this_host()] = (tuple(files), settings.kernel or "")
+    _nodes.ask((tuple(files), settings.kernel or ""))
     return node_readings()
-
-
-def node_readings() -> NodeReadings:
-    """The current node, read again when the phase changed or an operation of this run changed it."""
-    this = _this_host()
-    metas = [op.operation_meta for op in state.ops[this].values()]
-    moment = (state.current_stage, sum(1 for meta in metas if meta.is_complete() and meta.did_change()))
-    known = _answers.get(this)
-    if known is None or known[0] != moment:
-        files, kernel = _questions[this]
-        known = _answers[this] = (moment, read_node(host.get_fact(Node, files=list(files), kernel=kernel)))
-    return known[1]
-
-
-def _this_host() -> Host:
-    return state.inventory.get_host(host.name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.api import StringCommand
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
 from pyinfra.connectors.util import CommandOutput
 
 from gpubox.errors import GpuboxError
+from ops.refusal import failed
 
 Judge = Callable[[bool, str], None]  # did it exit with 0, and what it printed; raises GpuboxError
 
@@ -31,17 +32,3 @@ class Judged(StringCommand):
             failed(state, host, str(error))
             return False, CommandOutput([])
         return True, CommandOutput([])
-
-
-def refusal(check: Callable[[], None]) -> FunctionCommand | None:
-    """A command that fails with the error of `check`, so that --dry shows it and goes on; None when there is none."""
-    try:
-        check()
-    except GpuboxError as error:
-        return FunctionCommand(failed, (str(error),), {})
-    return None
-
-
-def failed(state: Any, host: Any, problem: str) -> bool:
-    host.log_styled(f"{host.name}: {problem}", fg="red")
-    return False

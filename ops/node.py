@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from pyinfra import host, state
-from pyinfra.api import FunctionCommand, QuoteString, StringCommand, operation
+from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
 from pyinfra.operations import apt, files, systemd
 
@@ -19,6 +19,7 @@ from gpubox.driver import DriverSettings
 from gpubox.proxmox import NodeSettings
 from ops import reboot
 from ops.base import File
+from ops.refusal import stop
 from ops.run_file import install_script
 from ops.streamed import Streamed
 
@@ -82,7 +83,7 @@ def driver_installed(settings: NodeSettings) -> Iterator[Any]:
     if node.only_the_build_is_missing(driver, kernel, seen):
         yield Streamed("dkms", "install", "-m", "nvidia", "-v", driver.version, "-k", QuoteString(kernel))
     elif seen.loaded_driver and not settings.allow_reboot:
-        yield _stop(
+        yield stop(
             f"driver {seen.loaded_driver} is loaded and boxes may be using it; {driver.version} is wanted. "
             "Its installation replaces the node's libraries and ends in a reboot. Nothing was changed.\n"
             "  what to do: plan an interruption of every box of this node, then deploy with allow_reboot = True"
@@ -151,15 +152,13 @@ def rebooted(settings: NodeSettings) -> Iterator[Any]:
         return
     pending = _listed("a reboot is pending:", reasons)
     if not settings.allow_reboot:
-        yield _stop(
-            f"{pending}\n  what to do: reboot the node yourself, or deploy with allow_reboot = True, then go on"
-        )
+        yield stop(f"{pending}\n  what to do: reboot the node yourself, or deploy with allow_reboot = True, then go on")
         return
     if refusals := node.reboot_refusals(settings, seen):
-        yield _stop(f"{pending}\n{_listed('not rebooting, since the node would come back without GPUs:', refusals)}")
+        yield stop(f"{pending}\n{_listed('not rebooting, since the node would come back without GPUs:', refusals)}")
         return
     if seen.stamps.get("reboot") == _digest(*reasons):
-        yield _stop(
+        yield stop(
             f"{pending}\nnot rebooting again: a reboot for the same reasons did not help.\n"
             f"  what to do: find out why (journalctl -k -b), then remove {STATE}/reboot.applied"
         )
@@ -198,7 +197,7 @@ def proved(settings: NodeSettings) -> Iterator[Any]:
     problems = [*node.problems_in_service(settings, seen), *node.pending_reboot(settings, seen)]
     if problems:
         log = _listed("kernel log:", list(seen.xids)) if seen.xids else ""
-        yield _stop("\n".join([_listed("the node is not ready:", problems), *([log] if log else [])]))
+        yield stop("\n".join([_listed("the node is not ready:", problems), *([log] if log else [])]))
     elif "reboot" in seen.stamps:
         yield StringCommand("rm", "-f", f"{STATE}/reboot.applied")  # it helped: the next one may have the same reasons
     else:
@@ -251,13 +250,3 @@ def _digest(*parts: str) -> str:
 
 def _listed(title: str, items: list[str]) -> str:
     return "\n".join([title, *(f"  - {item}" for item in items)])
-
-
-def _stop(problem: str) -> FunctionCommand:
-    """Ends this host's deploy with a text for the operator; as a command, so that --dry shows a change and goes on."""
-    return FunctionCommand(_failed, (problem,), {})
-
-
-def _failed(state: Any, host: Any, problem: str) -> bool:
-    host.log_styled(f"{host.name}: {problem}", fg="red")
-    return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -39,9 +39,10 @@ from gpubox.container_state import (
     check_template,
     encode,
 )
-from gpubox.errors import BrokenError, GpuboxError, RefusedError
+from gpubox.errors import BrokenError, RefusedError
 from gpubox.gpu_count import check_gpu_count
 from gpubox.pct_errors import advice
+from ops.refusal import refusal, stop
 
 # The name may be newer than the node's list of templates. `pveam update` says on standard error when it cannot.
 DOWNLOAD = """
@@ -122,7 +123,7 @@ def template_stored(target: Target) -> Iterator[Any]:
     if seen.raw is not None:
         host.noop(f"CT {target.vmid} exists and needs no template")
         return
-    if problem := _refused(lambda: check_template(settings, seen)):
+    if problem := refusal(lambda: check_template(settings, seen)):
         yield problem
     elif seen.template:
         host.noop(f"{template_volume(settings)} is stored")
@@ -150,7 +151,7 @@ def container_present(target: Target) -> Iterator[Any]:
         return
     problem = (
         _impossible(target, node)
-        or _refused(lambda: check_changeable(host.name, target.vmid, node))
+        or refusal(lambda: check_changeable(host.name, target.vmid, node))
         or _gpus_differ(target, node, None)
     )
     if problem:
@@ -180,7 +181,7 @@ def container_converged(target: Target) -> Iterator[Any]:
         said = notes(target.vmid, seen.config, target.settings)
         host.noop("; ".join([f"CT {target.vmid} is as its settings say", *said]))
         return
-    if problem := _refused(lambda: check_changeable(host.name, target.vmid, node)):
+    if problem := refusal(lambda: check_changeable(host.name, target.vmid, node)):
         yield problem
         return
     _show(change.diff + raw.diff)
@@ -189,7 +190,7 @@ def container_converged(target: Target) -> Iterator[Any]:
         node = read_node_state()  # PVE has written the file anew
         seen = node.container(target.vmid)
         if seen.config is None:
-            yield _failure(BrokenError(f"CT {target.vmid} is gone: its configuration was there a moment ago"))
+            yield stop(BrokenError(f"CT {target.vmid} is gone: its configuration was there a moment ago"))
             return
         raw = _raw_plan(target, node, seen.config)
     if raw.config != seen.config:
@@ -205,9 +206,9 @@ def container_running(target: Target) -> Iterator[Any]:
     if seen.running and not reasons:
         host.noop(f"CT {target.vmid} runs")
         return
-    problem = _refused(lambda: check_changeable(host.name, target.vmid, node))
+    problem = refusal(lambda: check_changeable(host.name, target.vmid, node))
     if seen.running and not target.settings.allow_restart:
-        problem = _failure(
+        problem = stop(
             RefusedError(
                 f"CT {target.vmid} runs, and must be restarted before these count:",
                 hint="set allow_restart = True in this box's container settings and run again; or, when it suits, "
@@ -248,7 +249,7 @@ def _still_wrong(target: Target) -> FunctionCommand | None:
     reasons = _restart_reasons(seen, node) if seen.running else ["it does not run"]
     if not reasons:
         return None
-    return _failure(
+    return stop(
         BrokenError(
             f"CT {target.vmid} was started and is not what its configuration says",
             hint=f"pct config {target.vmid}, pct pending {target.vmid}, journalctl -b -u pve-container@{target.vmid}",
@@ -289,7 +290,7 @@ def _lock(vmid: int) -> str:
 
 
 def _impossible(target: Target, node: NodeState) -> FunctionCommand | None:
-    return _refused(lambda: check_possible(host.name, target.vmid, target.settings, node))
+    return refusal(lambda: check_possible(host.name, target.vmid, target.settings, node))
 
 
 def _gpus_differ(target: Target, node: NodeState, config: ContainerConfig | None) -> FunctionCommand | None:
@@ -297,24 +298,7 @@ def _gpus_differ(target: Target, node: NodeState, config: ContainerConfig | None
     if state.current_stage != StateStage.Execute:
         return None
     configured = None if config is None else configured_gpus(config)
-    return _refused(lambda: check_gpu_count(host.name, node.gpus, configured, f"CT {target.vmid}"))
-
-
-def _refused(check: Callable[[], None]) -> FunctionCommand | None:
-    try:
-        check()
-    except GpuboxError as error:
-        return _failure(error)
-    return None
-
-
-def _failure(error: GpuboxError) -> FunctionCommand:
-    return FunctionCommand(_fail, (str(error),), {})
-
-
-def _fail(state: Any, host: Any, problem: str) -> bool:
-    host.log_styled(problem, fg="red")
-    return False
+    return refusal(lambda: check_gpu_count(host.name, node.gpus, configured, f"CT {target.vmid}"))
 
 
 def _show(lines: list[str]) -> None:

@@ -15,6 +15,8 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import State
 from pyinfra.facts.server import Command
 
+from ops.refusal import failed
+
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 INTERVAL_S = 3
 
@@ -34,10 +36,7 @@ def rebooted(timeout_s: int) -> Iterator[Any]:
             if _boot_id(host) not in ("", before[0]):
                 return True
             host.disconnect()
-        host.log_styled(
-            f"{host.name}: did not come back within {timeout_s} s of its reboot: look at its console", fg="red"
-        )
-        return False
+        return failed(state, host, f"did not come back within {timeout_s} s of its reboot: look at its console")
 
     yield FunctionCommand(remember, (), {})
     # Detached, so that the command ends before the connection does.

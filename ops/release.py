@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import Any
 
 from pyinfra import host, state
-from pyinfra.api import FileUploadCommand, FunctionCommand, QuoteString, StringCommand, operation
+from pyinfra.api import FileUploadCommand, QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
 
 from facts.box import box_state
@@ -21,6 +21,7 @@ from gpubox.probes import prove
 from gpubox.release import ReleaseSpec
 from gpubox.settings import Settings
 from gpubox.stack import StackSpec
+from ops.refusal import stop
 from ops.streamed import Streamed
 
 GPUBOX = "/opt/gpubox/tools/bin/gpubox"
@@ -92,14 +93,9 @@ def proved_from_outside(url: str, plan: BoxPlan) -> Iterator[Any]:
     try:
         prove(url, plan.server.served_model_name, plan.server.probes, forced_kill=False, report=said.append)
     except GpuboxError as error:
-        yield FunctionCommand(_failed, (str(error),), {})
+        yield stop(error)
     else:
         host.noop(f"{url}: {said[-1]}")
-
-
-def _failed(state: Any, host: Any, problem: str) -> bool:
-    host.log_styled(problem, fg="red")
-    return False
 
 
 def _uploaded(name: str, files: dict[str, bytes]) -> Iterator[Any]:

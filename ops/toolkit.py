@@ -14,7 +14,8 @@ from pyinfra.api.state import StateStage
 from facts.box import box_state
 from gpubox import toolkit
 from gpubox.toolkit import LOCAL_INDEX, SOURCES, ToolkitSettings
-from ops.judged import Judged, refusal
+from ops.judged import Judged
+from ops.refusal import refusal
 from ops.streamed import Streamed
 
 # apt's index of a directory of .debs, made anew: what lies there may have changed. The directory may be read-only.

@@ -16,7 +16,7 @@ from facts.node import node_readings
 from gpubox import userland
 from gpubox.driver import DriverSettings
 from gpubox.node import TOOLS
-from ops.judged import refusal
+from ops.refusal import refusal
 from ops.run_file import install_script
 from ops.streamed import Streamed
 
