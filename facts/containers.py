@@ -71,7 +71,8 @@ container() {
   for d in "$root"/dev/nvidia*; do
     [ -c "$d" ] && [ ! -L "$d" ] && echo "inside $1 ${d#"$root"} $(stat -c '%t %T' "$d")"
   done
-  [ -n "$4" ] && [ "$(stat -c %s "$4" 2>/dev/null)" = "$(stat -c %s "$root$4" 2>/dev/null)" ] && echo "run_file $1 yes"
+  [ -n "$4" ] && size=$(stat -c %s "$root$4" 2>/dev/null) || return
+  [ "$(stat -c %s "$4" 2>/dev/null || echo "$size")" = "$size" ] && echo "run_file $1 yes"
 }
 """
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -73,8 +73,12 @@ def directories(wanted: list[Directory]) -> Iterator[Any]:
 
 @operation()
 def rendered_files(wanted: list[File]) -> Iterator[Any]:
-    seen = box_state().files
-    wrong = [f for f in wanted if seen.get(f.path) != (f.sha256, f.mode, "root:root")]
+    yield from put_files(wanted, box_state().files)
+
+
+def put_files(wanted: list[File], seen: Mapping[str, tuple[str, str, str]]) -> Iterator[Any]:
+    """Files as rendered, root's. `seen`: path -> (sha256, mode, owner:group) of what is there."""
+    wrong = [file for file in wanted if seen.get(file.path) != (file.sha256, file.mode, "root:root")]
     if not wrong:
         host.noop("all files are as rendered")
     for file in wrong:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 
 from pyinfra import host, state
 from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
-from pyinfra.operations import apt, files, systemd
+from pyinfra.operations import apt, systemd
 
 from facts.node import STATE, node_readings
 from gpubox import node
 from gpubox.driver import DriverSettings
 from gpubox.proxmox import NodeSettings
 from ops import reboot
-from ops.base import File
+from ops.base import File, put_files
 from ops.refusal import stop
 from ops.run_file import install_script
 from ops.streamed import Streamed
@@ -52,12 +51,7 @@ def kernel_pinned(settings: NodeSettings) -> Iterator[Any]:
 
 @operation()
 def files_written(wanted: list[File]) -> Iterator[Any]:
-    seen = node_readings().files
-    wrong = [file for file in wanted if seen.get(file.path) != (file.sha256, file.mode, "root:root")]
-    if not wrong:
-        host.noop("all files are as rendered")
-    for file in wrong:
-        yield from _put(file)
+    yield from put_files(wanted, node_readings().files)
 
 
 @operation()
@@ -122,8 +116,8 @@ def kernel_command_line(arguments: list[str]) -> Iterator[Any]:
         host.log(f"command line\n  - {seen.command_line}\n  + {' '.join([seen.command_line, *added])}")
     if stale:
         host.log("the arguments of an earlier deploy leave the command line with the next reboot")
-    for file in wrong:
-        yield from _put(file)
+    if wrong:
+        yield from put_files(wrong, {})
     if stale:
         yield StringCommand("rm", "-f", node.GRUB_DROP_IN)
     apply = ["update-grub"] if "grub" in seen.bootloaders else []
@@ -229,12 +223,6 @@ echo "gpubox: the nvidia module for kernel {kernel} is version '$version', licen
   "wanted: {driver.version}, '{node.OPEN_LICENSE}' (the open modules: the only ones that run a Blackwell GPU)" >&2
 exit 1
 """
-
-
-def _put(file: File) -> Iterator[Any]:
-    yield from files.put._inner(
-        src=StringIO(file.content), dest=file.path, mode=file.mode, user="root", group="root", create_remote_dir=True
-    )
 
 
 def _applied(name: str, digest: str, command: str) -> StringCommand:

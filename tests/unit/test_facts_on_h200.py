@@ -1,0 +1,56 @@
+"""What our scripts printed on a real GPU machine, read by the same code that reads a box and a node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from facts.containers import Containers
+from gpubox import userland
+from gpubox.box_readings import BoxReadings, read_box
+from gpubox.gpu_count import DeviceNode
+from gpubox.node_readings import read_node
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/facts-h200"
+DRIVER = "580.159.04"
+
+
+def lines(name: str) -> list[str]:
+    return (FIXTURES / f"{name}.txt").read_text().splitlines()
+
+
+def box() -> BoxReadings:
+    said: defaultdict[str, list[str]] = defaultdict(list)
+    for line in lines("box"):
+        key, _, value = line.partition(" ")
+        said[key].append(value)
+    return read_box(said)
+
+
+def test_the_gpu_counts_agree_and_cuda_starts() -> None:
+    seen = box()
+    assert seen.loaded == DRIVER
+    assert userland.count_problems(seen) == []
+    assert userland.cuda_problems(seen) == []
+    assert (seen.uvm_major, seen.uvm_node) == ("238", "238")
+
+
+def test_a_compat_package_of_the_toolkit_is_found() -> None:
+    """H7: it came with the image of that machine."""
+    assert box().driver_packages == ("cuda-compat-13-0",)
+
+
+def test_a_node_reads_its_device_nodes() -> None:
+    gpus = Containers().process(lines("containers")).gpus
+    assert gpus.minors == {"0000:00:06.0": 0}
+    assert gpus.nodes["/dev/nvidia0"] == DeviceNode(195, 0)
+    assert gpus.nodes["/dev/nvidia-uvm"] == DeviceNode(238, 0)
+    assert (gpus.listed, gpus.wanted_minors, gpus.gpu_nodes) == (1, [0], [0])
+
+
+def test_a_node_reads_its_driver() -> None:
+    seen = read_node(lines("node"))
+    assert (seen.loaded_driver, seen.loaded_open) == (DRIVER, True)
+    assert seen.gpu_nodes == ("/dev/nvidia0",)
+    assert seen.smi_gpus is not None
+    assert len(seen.smi_gpus) == 1
