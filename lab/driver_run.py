@@ -54,9 +54,14 @@ def content(version: str = VERSION) -> bytes:
     return _filled(HEADER, version).encode() + archive.getvalue()
 
 
+def path_on_node(version: str = VERSION) -> str:
+    """Where an operator would have put it."""
+    return f"/root/{file_name(version)}"
+
+
 def settings(version: str = VERSION) -> dict[str, str]:
-    """`driver` for a host's data: the file is on every node of the lab."""
-    return {"version": version, "run": f"/root/{file_name(version)}", "sha256": sha256(version)}
+    """`driver` for a host's data."""
+    return {"version": version, "run": path_on_node(version), "sha256": sha256(version)}
 
 
 def sha256(version: str = VERSION) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from lab import driver_run, image, keys, network, node_setup
+from lab import image, keys, network, node_setup
 from lab.box import Box
 from lab.settings import SSH_KEY, VMIDS, guest_address
 from lab.shell import Completed
@@ -91,11 +91,6 @@ class Guest:
 def template() -> tuple[str, str]:
     """Name and sha512 of the container template that the lab's nodes offer. Raises GpuboxError before a node was up."""
     return node_setup.TEMPLATE, node_setup.template_sha512()
-
-
-def driver() -> tuple[str, Path, str]:
-    """Version of the stand-in driver, the path of its .run file on a node, and the file's sha256."""
-    return driver_run.VERSION, node_setup.DRIVER, driver_run.sha256()
 
 
 def public_key() -> str:

@@ -42,7 +42,6 @@ DROP_INS = {"systemd-modules-load.service.d/gpubox-lab.conf": "modules-load.conf
 ENABLED = ("gpubox-lab-boot.service", "pve-guests.service")
 MASKED = ("lxc.service", "lxc-net.service", "lxc-monitord.service")
 
-DRIVER = Path("/root") / driver_run.file_name()  # where an operator would have put the .run file, on the node
 BARE = ("pve-manager", f"proxmox-kernel-{node_packages.RUNNING}-signed")  # installed before anybody deploys
 NODE_GPUS = {"node1": "h200-x2", "node2": "h200", "testnode1": "h200-x2", "testnode2": "h200"}  # recordings
 
@@ -161,7 +160,7 @@ def _install_units(root: Path) -> None:
 
 def _offer_driver(root: Path) -> None:
     """Put the stand-in for NVIDIA's .run file where the lab's inventory names it."""
-    target = root / DRIVER.relative_to("/")
+    target = root / driver_run.path_on_node().lstrip("/")
     target.write_bytes(driver_run.content())
 
 

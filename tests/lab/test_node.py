@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import pytest
 
+from lab import driver_run
 from lab.box import Box
-from lab.node import Guest, Node, driver, template
+from lab.node import Guest, Node, template
 from lab.settings import GATEWAY, SUBNET
 from lab.shell import Completed
 
@@ -219,7 +220,7 @@ def test_a_full_storage_ends_a_creation_and_leaves_nothing(node: Node) -> None:
 
 def test_the_driver_from_install_to_cuda_in_the_container_over_a_reboot(node: Node, guest: Guest) -> None:
     """What modules-load.d and a unit before pve-guests.service bring back; the container starts with it by itself."""
-    version, run_file, sha256 = driver()
+    version, run_file, sha256 = driver_run.settings().values()
     assert node.run(f"sha256sum {run_file}").stdout.split()[0] == sha256
     node.run("apt-get update -qq; apt-get install -y -qq proxmox-default-headers dkms")
     node.run(f"sh {run_file} --silent --dkms -M open --disable-nouveau --rebuild-initramfs --no-install-compat32-libs")
