@@ -243,6 +243,7 @@ def test_the_driver_from_install_to_cuda_in_the_container_over_a_reboot(node: No
     wait_for(lambda: guest.run("systemctl is-system-running", check=False).stdout.strip() == "running")
     assert node.run(f"pct pending {VMID}").stdout.count("new ") == 0
     in_box = "--silent --no-kernel-modules --no-nvidia-modprobe --no-systemd --no-install-compat32-libs"
+    node.run(f"pct push {VMID} {run_file} {run_file}")
     guest.run(f"sh {run_file} {in_box}")
     assert guest.run("nvidia-smi -L").stdout.count("NVIDIA H200") == 2
     assert guest.run(f'python3 -c "{CUDA}"').stdout == "0\n"
