@@ -34,7 +34,8 @@ instance() {
 SCRIPT = (
     INSTANCE
     + r"""
-command -v pct >/dev/null && echo 'pve yes'
+# Another user's PATH may lack it.
+{ command -v pct || [ -x /usr/sbin/pct ]; } >/dev/null && echo 'pve yes'
 [ "$(id -u)" = 0 ] && echo 'root yes'
 grep -qs "\"$(uname -n | cut -d. -f1)\":\"maintenance\"" /etc/pve/ha/manager_status && echo 'maintenance yes'
 lspci -Dnmm -d 10de: 2>/dev/null | sed 's/^/pci /'

@@ -33,6 +33,7 @@ each() { while read -r line; do say "$1" "$line"; done; }
 read1() { head -n 1 "$1" 2>/dev/null; }
 have() { command -v "$1" >/dev/null 2>&1; }
 say release "$(uname -r)"
+have id && [ "$(id -u)" != 0 ] && say user "$(id -un)"
 have pveversion && say pve "$(pveversion 2>/dev/null | head -n 1)"
 for f in "$R"/boot/vmlinuz-*; do [ -f "$f" ] && say kernel "${f##*/vmlinuz-}"; done
 for f in "$R"/boot/initrd.img-*; do [ -f "$f" ] && say initrd "${f##*/initrd.img-}"; done

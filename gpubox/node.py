@@ -81,6 +81,11 @@ def check_node(settings: NodeSettings, seen: NodeReadings) -> None:
             "this host has no pveversion: it is not a Proxmox VE node",
             hint="list it under gpu_boxes as a plain ssh host if it is a bare-metal machine",
         )
+    if seen.user:
+        raise RefusedError(
+            f"connected as {seen.user}, who is not root: only root can make a node ready",
+            hint='connect as root (ssh_user = "root" for the node), or set _sudo = True',
+        )
     if bad := [argument for argument in settings.kernel_arguments if not _ARGUMENT.match(argument)]:
         raise InputError(
             f"kernel_arguments: {bad[0]!r} is not one argument",

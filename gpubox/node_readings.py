@@ -74,6 +74,7 @@ class NodeReadings(Frozen):
     """`smi_gpus` is None while the driver's tool does not answer; `smi_error` then says what it said."""
 
     release: str = ""
+    user: str = ""  # who asked, when that was not root
     pve: str = ""
     kernels: tuple[str, ...] = ()
     initrds: tuple[str, ...] = ()
@@ -152,6 +153,7 @@ def read_node(lines: Iterable[str]) -> NodeReadings:
     said = _Lines(lines)
     return NodeReadings(
         release=said.one("release"),
+        user=said.one("user"),
         pve=said.one("pve"),
         kernels=said.many("kernel"),
         initrds=said.many("initrd"),

@@ -92,7 +92,12 @@ class NodeDeploys:
     def changes(self, **values: dict[str, Any] | None) -> list[str]:
         """The operations that changed something in a deploy that succeeds."""
         done = subprocess.run(
-            self.command("--json", **values), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            self.command("--json", **values),
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         results = json.loads(done.stdout)["results"]
@@ -127,6 +132,16 @@ def bare_node(lab: TestBoxes, directory: Path) -> Iterator[NodeDeploys]:
     finally:
         if not KEEP:
             Lab.down([NODE])
+
+
+@contextmanager
+def another_user(node: Node) -> Iterator[str]:
+    """A user of the node who may log in with the lab's key."""
+    node.run("useradd -m admin && cp -r /root/.ssh /home/admin/ && chown -R admin: /home/admin/.ssh")
+    try:
+        yield "admin"
+    finally:
+        node.run("userdel -r admin", check=False)
 
 
 @contextmanager

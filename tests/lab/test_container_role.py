@@ -12,9 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from lab.node import template
-from lab.settings import KNOWN_HOSTS
 from tests.lab.conftest import TestBoxes
-from tests.lab.node_deploys import NODE, VMID, NodeDeploys, bare_node
+from tests.lab.node_deploys import NODE, VMID, NodeDeploys, another_user, bare_node
 from tests.lab.waiting import wait_for
 
 CONFIG = f"/etc/pve/lxc/{VMID}.conf"
@@ -105,13 +104,10 @@ def test_a_node_in_maintenance_is_left_alone(node: NodeDeploys) -> None:
 
 
 def test_another_user_than_root_is_told_so(node: NodeDeploys) -> None:
-    node.node.run("useradd -m admin && cp -r /root/.ssh /home/admin/ && chown -R admin: /home/admin/.ssh")
-    try:
+    with another_user(node.node) as user:
         before = untouched(node)
-        said = node.refused(node={"ssh_user": "admin"}, container=wanted())
+        said = node.refused(node={"ssh_user": user}, container=wanted())
         assert untouched(node) == before
-    finally:
-        node.node.run("userdel -r admin", check=False)
     assert "not root" in said
     assert 'ssh_user = "root"' in said
 
@@ -194,7 +190,7 @@ def test_a_missing_device_is_pves_message_and_what_to_do(node: NodeDeploys) -> N
 
 
 def test_a_restart_is_asked_for(node: NodeDeploys) -> None:
-    """What PVE could not apply to the running container, and raw lines, count after a start; done once, when allowed."""
+    """Raw lines, and what PVE could not apply to the running container, count after a start: once, and when allowed."""
     init, changed = node.init(), wanted(memory_mib=8192, cpuset="0-1")
     for _ in range(2):  # it is not forgotten
         said = node.refused(container=changed)
@@ -211,7 +207,7 @@ def test_a_restart_is_asked_for(node: NodeDeploys) -> None:
 
 
 OWN = """\
-#%20operator's note
+#operator's note%3A mine
 dev7: /dev/own,mode=0600
 lxc.environment: OWN=1
 mp7: /srv/own,mp=/own
@@ -224,7 +220,7 @@ lxc.mount.entry: /srv/own srv none bind,optional,create=dir
 SNAPSHOT = """\
 
 [before]
-#a%20snapshot
+#a snapshot
 memory: 512
 lxc.cgroup2.devices.allow: c 195:* rwm
 snaptime: 1700000000
@@ -236,7 +232,7 @@ OLD_STYLE = (
 
 
 def test_what_the_operator_added_survives(node: NodeDeploys) -> None:
-    """Raw lines are ours to change: the rest of the file stays byte for byte. Then PVE writes it: what it keeps stays."""
+    """A change of raw lines leaves the rest of the file byte for byte; when PVE writes it, what PVE keeps stays."""
     node.node.run(f"pct stop {VMID} && mknod /dev/own c 1 3; mkdir -p /srv/own")
     before = OWN + node.config() + SNAPSHOT
     node.node.write(CONFIG, before)
@@ -292,6 +288,5 @@ def test_gpu_counts_that_differ_stop_with_all_four(node: NodeDeploys) -> None:
         assert node.config() == append_to_main
     finally:
         node.node.run(f"sed -i '/^dev8:/d' {CONFIG}")
-    for number in ("PCI", "nvidia-smi"):
-        assert number in said
-    print(said)
+    numbers = f"PCI 2, device nodes 2, configuration of CT {VMID} 3, nvidia-smi 2"
+    assert f"{NODE}: the GPU counts differ: {numbers}" in said

@@ -22,7 +22,7 @@ from lab.settings import REPOSITORY
 from lab.shell import Completed
 from tests.lab.apt_repository import Deb
 from tests.lab.conftest import TestBoxes
-from tests.lab.node_deploys import NODE, NodeDeploys, bare_node, replaced
+from tests.lab.node_deploys import NODE, NodeDeploys, another_user, bare_node, replaced
 
 FIRST, SECOND, TOO_NEW = KERNELS[0], KERNELS[1], KERNELS[3]
 OTHER_DRIVER = "590.44.01"
@@ -150,7 +150,8 @@ def test_no_repository_brings_a_second_driver(node: NodeDeploys, tmp_path: Path)
     node.node.run(f"cd {repository} && dpkg-scanpackages -m . >Packages 2>/dev/null")
     node.node.write(source, f"deb [trusted=yes] file:{repository} ./\n")
     try:
-        node.node.run(f"apt-get update -qq -o Dir::Etc::sourcelist={source} -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0")
+        only = f"-o Dir::Etc::sourcelist={source} -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0"
+        node.node.run(f"apt-get update -qq {only}")
         for name in ("nvidia-driver", "nvidia-open", "cuda-drivers", "libcuda1"):
             done = node.node.run(f"apt-get -s install {name}", check=False)
             assert done.returncode == 100, done.stdout
@@ -214,6 +215,13 @@ exec "$0.real" "$@"
     assert "Bad return status" in said
     assert node.boot_id() == booted
     assert node.read("/etc/kernel/proxmox-boot-pin").strip() == SECOND
+
+
+def test_another_user_than_root_is_told_so(node: NodeDeploys) -> None:
+    with another_user(node.node) as user:
+        said = node.refused(node={"ssh_user": user})
+    assert f"connected as {user}, who is not root" in said
+    assert 'ssh_user = "root"' in said
 
 
 def test_a_loaded_driver_is_not_replaced_under_running_boxes(node: NodeDeploys) -> None:
