@@ -47,10 +47,11 @@ def proxmox_node(settings: NodeSettings) -> None:
     wanted = rendered()
     arguments = settings.kernel_arguments
     op.packages(name="Packages and headers", settings=settings)
-    op.kernel_pinned(name="Kernel pinned", settings=settings)
     op.files_written(name="Files", wanted=wanted)
     op.initramfs_current(name="Initramfs", wanted=wanted)
     op.driver_installed(name=f"Driver {settings.driver.version}", settings=settings)
+    # After the driver: when it does not build for another kernel, the one that has it stays pinned.
+    op.kernel_pinned(name="Kernel pinned", settings=settings)
     op.units_enabled(name="Units enabled")
     op.kernel_command_line(name=f"Kernel command line {' '.join(arguments)}".rstrip(), arguments=arguments)
     op.rebooted(name="Reboot", settings=settings)

@@ -235,6 +235,9 @@ def _destroy(values: Values, _rest: list[str]) -> None:
             name = parse_property_string(ROOTFS | MOUNT | {"mp": Parameter()}, volume)["volume"]
             if not name.startswith("/"):
                 storage.free(name)
+        if values.get("destroy-unreferenced-disks") == "1":
+            for name in storage.volumes_of(vmid):
+                storage.free(name)
         conf.store(vmid, conf.Config(settings={"lock": "destroyed"}))
         shutil.rmtree(lxc.LXC / vmid, ignore_errors=True)
         if values.get("purge") == "1":

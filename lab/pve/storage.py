@@ -125,6 +125,18 @@ def allocate(name: str, vmid: str) -> str:
     raise PveError(f"unable to allocate an image name for VM {vmid} in storage '{name}'")
 
 
+def volumes_of(vmid: str) -> list[str]:
+    """Ids of the volumes that carry a container's number, on every storage that may hold them."""
+    found = []
+    for where in storages().values():
+        if where.enabled and "rootdir" in where.content:
+            below = where.directory / "images" / vmid if where.kind == "dir" else where.directory
+            for directory in sorted(below.glob(f"subvol-{vmid}-disk-*")):
+                volume = f"{vmid}/{directory.name}" if where.kind == "dir" else directory.name
+                found.append(f"{where.name}:{volume}")
+    return found
+
+
 def free(volume_id: str) -> None:
     """Remove a volume and what is in it; fine when it is gone already."""
     directory = volume_path(volume_id)

@@ -1,7 +1,7 @@
 """The role proxmox_node on a node that was bare: what must stop it, and the reboots that it does and does not do.
 
-One node for all tests, which follow each other from bare to converged to another kernel. Hard cases are named as in
-docs/hard-cases.md.
+One node for all tests, which follow each other from bare to converged to another kernel. H4, H5, ... number hard cases
+that broke other projects: a closed module, a kernel without the module, a second driver, a needless reboot.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ Planned = list[tuple[str, list[Any]]]
 
 NAMES = [
     "Node | Packages and headers",
-    "Node | Kernel pinned",
     "Node | Files",
     "Node | Initramfs",
     f"Node | Driver {RECORDED_DRIVER}",
+    "Node | Kernel pinned",
     "Node | Units enabled",
     "Node | Kernel command line",
     "Node | Reboot",
@@ -146,7 +146,7 @@ def test_a_bare_node(planned: Callable[..., Planned], tmp_path: Path) -> None:
     bare.file(f"/boot/vmlinuz-{KERNEL}")
     plan = planned(bare, written=[])
     assert changing(plan) == [
-        "Packages and headers", "Kernel pinned", "Files", "Initramfs", f"Driver {RECORDED_DRIVER}", "Units enabled",
+        "Packages and headers", "Files", "Initramfs", f"Driver {RECORDED_DRIVER}", "Kernel pinned", "Units enabled",
         "Device nodes",
     ]  # fmt: skip
     assert "--allow-installation-with-running-driver" not in commands(plan, f"Driver {RECORDED_DRIVER}")[0]

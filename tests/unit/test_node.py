@@ -165,6 +165,7 @@ def test_packages_bring_the_metapackage_and_a_kernel_that_is_not_there() -> None
     ("changes", "error", "said"),
     [
         ({"pve": ""}, InputError, "not a Proxmox VE node"),
+        ({"user": "admin"}, RefusedError, "connected as admin, who is not root"),
         ({"secure_boot": "enabled"}, RefusedError, "Secure Boot is on"),
         ({"driver_packages": ("nvidia-open",)}, RefusedError, "installed by apt: nvidia-open"),
     ],
