@@ -25,6 +25,8 @@ PACKAGE_OF = {  # program: Debian/Ubuntu package
     "findmnt": "util-linux",
     "setpriv": "util-linux",
     "tar": "tar",
+    "zstd": "zstd",
+    "gpg": "gnupg",  # signs the package repository of a test
 }
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")  # Ubuntu does not have them at first
 
