@@ -103,6 +103,7 @@ def ensure_template() -> Path:
             building.replace(template)
         remove_tree(WORK)
     _remove_others("template-*.tar.zst", template)
+    _remove_others("template-*.sha512", template.with_name(f"{template.name}.sha512"))
     return template
 
 
