@@ -7,7 +7,6 @@ the lab's stand-ins (docs/lab-node.md); systemd, LXC, ssh, wheels and model are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,15 +25,20 @@ NEW, OLD = "cuda130-next", "cuda128"
 
 
 @pytest.fixture(scope="module")
-def served(lab: TestBoxes) -> Iterator[Guest]:
-    """The container of a node that was bare before; its wheels are kept for the next box."""
+def bare(lab: TestBoxes) -> Node:
     lab.up(NODE)
     node = host(NODE)
     assert isinstance(node, Node)
+    return node
+
+
+@pytest.fixture(scope="module")
+def served(bare: Node) -> Guest:
+    """The container of a node that was bare before; its wheels are kept for the next box."""
     done = pyinfra([NODE], "deploy.py", "-y")
     assert done.returncode == 0, done.stdout + done.stderr
     Lab.save_cache(NODE)
-    yield node.guest(101)
+    return bare.guest(101)
 
 
 def status(box: Guest) -> dict[str, object]:
@@ -71,6 +75,15 @@ def refused(*arguments: str) -> str:
     done: Completed = pyinfra([NODE], "deploy.py", "-y", *arguments)
     assert done.returncode != 0, done.stderr
     return str(done.stderr)
+
+
+def test_a_dry_run_on_a_bare_node_shows_it_all_and_changes_nothing(bare: Node) -> None:
+    planned = pyinfra([NODE], "deploy.py", "--dry")
+    assert planned.returncode == 0, planned.stderr
+    steps = ["Node | Driver", "CT 101: present", "CT 101: running", "Nodes are done", "Stack cuda130-next", "Activate"]
+    places = [planned.stderr.rindex(step) for step in steps]
+    assert places == sorted(places), "nodes come first"
+    assert bare.run("pct list; dkms status 2>/dev/null", check=False).stdout == ""
 
 
 def test_the_real_engine_answers_from_the_new_stack(served: Guest) -> None:
