@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from gpubox.container import ContainerConfig, is_true, parse_property, render_property
 from gpubox.errors import RefusedError
-from gpubox.gpu_count import NVIDIA_MAJOR, DeviceNode, gpu_paths
+from gpubox.gpu_count import CONTROL_NODES, NVIDIA_MAJOR, DeviceNode, gpu_paths
 from gpubox.proxmox import ContainerSettings
 
 MODELS = "/models"
 MODESET = "/dev/nvidia-modeset"
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 RAW_LIMITS = {"lxc.prlimit.memlock": "unlimited", "lxc.prlimit.nofile": "1048576"}
 CPUSET = "lxc.cgroup2.cpuset.cpus"
 

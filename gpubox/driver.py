@@ -28,3 +28,9 @@ def loaded_version(banner: str) -> str | None:
     """The full version in /proc/driver/nvidia/version, of the open or the closed module; None without one."""
     found = _BANNER.search(banner)
     return found["version"] if found else None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version or kernel release: '6.17.2-1-pve' -> (6, 17, 2, 1)."""
+    head = re.match(r"\d+(?:[.-]\d+)*", version)
+    return tuple(int(part) for part in re.split(r"[.-]", head[0])) if head else ()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from gpubox.errors import RefusedError
 
 NVIDIA_MAJOR = 195
+# nvidia-modprobe makes them; a box is given ctl, uvm and uvm-tools beside its GPUs.
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _DISPLAY_CLASSES = ("0300", "0302")  # VGA controller, 3D controller; a card's audio and USB functions are not GPUs
 _GPU_NODE = re.compile(r"/dev/nvidia(\d+)")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpubox.driver import DriverSettings
+from gpubox.driver import DriverSettings, numbers
 from gpubox.errors import InputError, RefusedError
+from gpubox.gpu_count import CONTROL_NODES
 from gpubox.node_readings import NodeReadings
 from gpubox.proxmox import NodeSettings
 
@@ -18,8 +19,6 @@ OPEN_LICENSE = "Dual MIT/GPL"  # modinfo of the open modules; the closed ones sa
 DEVICES_UNIT = "gpubox-nvidia-devices.service"
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
 UNITS = (PERSISTENCE_UNIT, DEVICES_UNIT)
-# nvidia-modprobe makes them; a box is given ctl, uvm and uvm-tools beside its GPUs.
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 RIVALS = ("nouveau", "nova_core")  # the kernel's own drivers of the same cards
 TOOLS = ("build-essential", "curl", "dkms", "mokutil", "pciutils")
 
@@ -48,12 +47,6 @@ SUGGESTED_SERIES = "6.17 (Proxmox VE 9.1), 6.14 (9.0) or 6.8 (8.x)"
 # came with CUDA 12.8 U1, 570.124.06, does not (NVIDIA/open-gpu-kernel-modules, README of each tag).
 BLACKWELL_IDS = frozenset({"2bb1", "2bb4", "2bb5"})
 FIRST_BLACKWELL_DRIVER = "570.133.07"
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version or kernel release: '6.17.2-1-pve' -> (6, 17, 2, 1)."""
-    head = re.match(r"\d+(?:[.-]\d+)*", version)
-    return tuple(int(part) for part in re.split(r"[.-]", head[0])) if head else ()
 
 
 def kernel_limit(driver: str, kernel: str) -> KernelLimit | None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from gpubox import node
+from gpubox.driver import numbers
+from gpubox.gpu_count import CONTROL_NODES
 from gpubox.node_readings import NodeReadings
 
 Verdict = Literal["pass", "warn", "fail"]
@@ -41,7 +43,7 @@ def unread(name: str, do: str) -> Check:
 def proxmox(seen: NodeReadings) -> Check:
     name = "Proxmox VE"
     version = seen.pve.partition("/")[2].partition("/")[0]
-    if node.numbers(version)[:1] in ((8,), (9,)):
+    if numbers(version)[:1] in ((8,), (9,)):
         return passed(name, version)
     return Check(
         name, "fail", seen.pve or "no pveversion", "only versions 8 and 9 are known", "upgrade, or use a plain ssh host"
@@ -170,7 +172,7 @@ def device_nodes(seen: NodeReadings) -> Check:
     name = "device nodes"
     if not seen.loaded_driver:
         return Check(name, "warn", "none expected", "no driver is loaded yet", "deploy the node")
-    missing = [path for path in node.CONTROL_NODES if path not in seen.control_nodes]
+    missing = [path for path in CONTROL_NODES if path not in seen.control_nodes]
     if missing:
         why = "CUDA in a container fails with error 999, or the container does not start"
         return Check(name, "fail", f"missing: {', '.join(missing)}", why, f"systemctl restart {node.DEVICES_UNIT}")

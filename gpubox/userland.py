@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpubox.box_readings import BoxReadings, CudaAnswer
-from gpubox.driver import DriverSettings
+from gpubox.driver import DriverSettings, numbers
 from gpubox.errors import InputError, ProofError, RefusedError
 from gpubox.stack import StackSpec
 
@@ -54,7 +54,7 @@ def check_stacks(driver: DriverSettings, stacks: Iterable[StackSpec]) -> None:
     """One driver serves every stack that is kept, standby ones too. Raises InputError for one that is too old."""
     for spec in stacks:
         cuda = spec.build.cuda
-        if cuda is not None and _numbers(driver.version) < _numbers(cuda.min_driver):
+        if cuda is not None and numbers(driver.version) < numbers(cuda.min_driver):
             raise InputError(
                 f"driver.version = {driver.version!r}: stack {spec.build.name!r} needs {cuda.min_driver} or newer",
                 hint="a newer driver also runs older CUDA versions: take the one of the newest stack",
@@ -208,7 +208,3 @@ def _uvm(seen: BoxReadings) -> str:
             "restart the container, and name no fixed number in its configuration"
         )
     return "/dev/nvidia-uvm is right, so the container may not open it: pass it as a devN entry, not as a mount"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import image, keys, network, node_setup
 from lab.box import Box
-from lab.settings import SSH_KEY, VMIDS, guest_address
+from lab.settings import VMIDS, guest_address
 from lab.shell import Completed
 
 NESTING: tuple[tuple[str, object], ...] = (
@@ -91,8 +91,3 @@ class Guest:
 def template() -> tuple[str, str]:
     """Name and sha512 of the container template that the lab's nodes offer. Raises GpuboxError before a node was up."""
     return node_setup.TEMPLATE, node_setup.template_sha512()
-
-
-def public_key() -> str:
-    """The lab's public key, for `pct create --ssh-public-keys`."""
-    return SSH_KEY.with_suffix(".pub").read_text()

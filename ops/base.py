@@ -96,10 +96,15 @@ def put_files(wanted: list[File], seen: Mapping[str, tuple[str, str, str]]) -> I
 def units(enabled: list[str]) -> Iterator[Any]:
     """systemd knows the unit files as they are on disk, and starts these at boot. Starts and restarts nothing."""
     seen = box_state()
-    if seen.get("reload"):
-        yield StringCommand("systemctl", "daemon-reload")
     missing = [unit for unit in enabled if not seen.has("enabled", f"{unit} enabled")]
-    if not missing and not seen.get("reload"):
+    yield from enable_units(missing, reload=bool(seen.get("reload")))
+
+
+def enable_units(missing: list[str], *, reload: bool) -> Iterator[Any]:
+    """`missing`: those not enabled yet. `reload`: systemd has not read what is on disk."""
+    if reload:
+        yield StringCommand("systemctl", "daemon-reload")
+    if not missing and not reload:
         host.noop("units are known and enabled")
     for unit in missing:
         yield from systemd.service._inner(service=unit, running=None, enabled=True)

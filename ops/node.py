@@ -10,14 +10,15 @@ from typing import Any
 from pyinfra import host, state
 from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
-from pyinfra.operations import apt, systemd
+from pyinfra.operations import apt
 
 from facts.node import STATE, node_readings
 from gpubox import node
 from gpubox.driver import DriverSettings
+from gpubox.gpu_count import CONTROL_NODES
 from gpubox.proxmox import NodeSettings
 from ops import reboot
-from ops.base import File, put_files
+from ops.base import File, enable_units, put_files
 from ops.refusal import stop
 from ops.run_file import install_script
 from ops.streamed import Streamed
@@ -93,12 +94,7 @@ def units_enabled() -> Iterator[Any]:
     """systemd knows the unit files and starts them at boot."""
     seen = node_readings()
     missing = [unit for unit in node.UNITS if unit not in seen.units_enabled]
-    if seen.reload:
-        yield StringCommand("systemctl", "daemon-reload")
-    if not missing and not seen.reload:
-        host.noop("units are known and enabled")
-    for unit in missing:
-        yield from systemd.service._inner(service=unit, running=None, enabled=True)
+    yield from enable_units(missing, reload=seen.reload)
 
 
 @operation()
@@ -165,7 +161,7 @@ def rebooted(settings: NodeSettings) -> Iterator[Any]:
 def units_started() -> Iterator[Any]:
     """The device nodes exist and the persistence daemon runs; a node that is gone is made again."""
     seen = node_readings()
-    missing = [path for path in node.CONTROL_NODES if path not in seen.control_nodes]
+    missing = [path for path in CONTROL_NODES if path not in seen.control_nodes]
     incomplete = bool(missing) or len(seen.gpu_nodes) != len(seen.gpus)
     stopped = [unit for unit in node.UNITS if unit not in seen.units_active]
     if not incomplete and not stopped:

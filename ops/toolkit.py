@@ -58,10 +58,9 @@ def allowed(settings: ToolkitSettings, keys: list[str]) -> Iterator[Any]:
     checks = [partial(toolkit.check_system, seen)]
     if not settings.is_directory:
         checks.append(partial(toolkit.check_key, settings, keys, seen))
-    for check in checks:
-        if stop := refusal(check):
-            yield stop
-            return
+    if stop := refusal(*checks):
+        yield stop
+        return
     host.noop(f"{seen.system}, {'no key' if settings.is_directory else 'the key has the expected fingerprint'}")
 
 

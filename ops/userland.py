@@ -45,10 +45,9 @@ def installed(driver: DriverSettings) -> Iterator[Any]:
         partial(userland.check_module, driver, seen),
         partial(userland.check_replaceable, driver, seen),
     ]
-    for check in checks:
-        if stop := refusal(check):
-            yield stop
-            return
+    if stop := refusal(*checks):
+        yield stop
+        return
     if userland.is_installed(driver, seen):
         host.noop(f"the libraries of driver {driver.version} are installed")
         return

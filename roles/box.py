@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyinfra.api import deploy
 
 from gpubox.plan import BoxPlan
 from gpubox.settings import Settings
 from ops import base
 from ops.base import Directory, File
+from roles.templates import rendered_below
 
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 # Compilers and headers: triton, inductor and flashinfer compile kernels and launchers on the box (Python.h included).
 COMPILERS = ["g++", "gcc", "libc6-dev", "python3-dev"]
 PACKAGES = [*COMPILERS, "ca-certificates", "iproute2", "libnuma1", "procps", "python3", "python3-venv"]
@@ -28,11 +25,7 @@ def directories(settings: Settings) -> list[Directory]:
 
 
 def rendered(settings: Settings) -> list[File]:
-    """Every file below templates/, at the path that mirrors its own."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
-    names = sorted(environment.list_templates(extensions=["j2"]))
-    values = settings.model_dump()
-    return [File("/" + name.removesuffix(".j2"), environment.get_template(name).render(values)) for name in names]
+    return rendered_below("templates", settings.model_dump())
 
 
 @deploy("Box")

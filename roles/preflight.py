@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyinfra import host
-from pyinfra.api.exceptions import DeployError
 
 from facts.box import BoxState, Question, box_state, look_at
 from gpubox.errors import GpuboxError, InputError, RefusedError
@@ -13,6 +12,7 @@ from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import load_settings
 from gpubox.toolkit import check_system
 from gpubox.userland import check_packages, check_stacks
+from ops.refusal import before_anything_ran
 from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered
 from roles.serve import ssh_address
@@ -37,8 +37,7 @@ def preflight(*, activates: bool = True) -> BoxPlan:
         if activates:
             _check_not_failed(plan, box_state())
     except GpuboxError as error:
-        about = str(error).removeprefix(f"host {host.name}: ")
-        raise DeployError(f"host {host.name}: {about}") from None
+        raise before_anything_ran(error) from None
     return plan
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.api.exceptions import DeployError
 
 from facts.node import look_at_node
 from gpubox.errors import GpuboxError
@@ -16,19 +12,12 @@ from gpubox.proxmox import NodeSettings
 from gpubox.settings import load_node_settings
 from ops import node as op
 from ops.base import File
-
-TEMPLATES = Path(__file__).resolve().parent.parent / "templates_node"
+from ops.refusal import before_anything_ran
+from roles.templates import rendered_below
 
 
 def rendered() -> list[File]:
-    """Every file below templates_node/, at the path that mirrors its own; those below sbin/ may be executed."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
-    names = sorted(environment.list_templates(extensions=["j2"]))
-    paths = {name: "/" + name.removesuffix(".j2") for name in names}
-    return [
-        File(path, environment.get_template(name).render(), mode="755" if "/sbin/" in path else "644")
-        for name, path in paths.items()
-    ]
+    return rendered_below("templates_node", {})
 
 
 def preflight_node() -> NodeSettings:
@@ -38,7 +27,7 @@ def preflight_node() -> NodeSettings:
         paths = [*(file.path for file in rendered()), GRUB_DROP_IN]
         check_node(settings, look_at_node(paths, settings))
     except GpuboxError as error:
-        raise DeployError(f"host {host.name}: {str(error).removeprefix(f'host {host.name}: ')}") from None
+        raise before_anything_ran(error) from None
     return settings
 
 

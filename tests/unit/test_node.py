@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubox.driver import numbers
 from gpubox.errors import GpuboxError, InputError, RefusedError
 from gpubox.node import (
     KERNEL_LIMITS,
@@ -19,7 +20,6 @@ from gpubox.node import (
     grub_drop_in,
     kernel_limit,
     next_kernel,
-    numbers,
     packages,
     pending_reboot,
     problems_in_service,
