@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from gpubox.errors import ExitCode
-from gpubox.node_readings import read_node
-from gpubox.node_report import as_json, as_text, report, verdict
+from gpubox.proxmox.node_readings import read_node
+from gpubox.proxmox.node_report import as_json, as_text, report, verdict
 
 PYINFRA = Path(sys.executable).parent / "pyinfra"
 GROUP = "proxmox_nodes"

@@ -14,7 +14,7 @@ from pyinfra.api import FactBase
 
 from facts import userland
 from facts.per_host import PerHost
-from gpubox.box_readings import BoxReadings, read_box
+from gpubox.nvidia.box_readings import BoxReadings, read_box
 from gpubox.settings import Settings
 
 # POSIX sh, since a bare machine may have nothing else. Every line of output is 'key value'; always exits 0.

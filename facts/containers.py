@@ -15,10 +15,10 @@ from pyinfra import host
 from pyinfra.api import FactBase
 
 from facts.per_host import PerHost
-from gpubox.container_plan import template_volume
-from gpubox.container_state import ContainerState, NodeState
-from gpubox.gpu_count import DeviceNode, NodeGpus, gpus_on_pci
-from gpubox.proxmox import ContainerSettings
+from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus, gpus_on_pci
+from gpubox.proxmox.container_plan import template_volume
+from gpubox.proxmox.container_state import ContainerState, NodeState
+from gpubox.proxmox.settings import ContainerSettings
 
 # Raw lines written while a container ran: the first line names that run of it (`instance`), the others are the lines.
 CHANGED = "/run/gpubox/restart-{vmid}"

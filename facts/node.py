@@ -1,4 +1,4 @@
-"""Everything the role and the report ask of a Proxmox VE node, in one remote command. gpubox/node_readings.py reads it.
+"""Everything asked of a Proxmox VE node, in one remote command. gpubox/proxmox/node_readings.py reads it.
 
 nvidia-smi comes last and only with the module loaded: run as root it would load the module and make device nodes by
 itself, and so hide what the next boot will lack.
@@ -13,9 +13,9 @@ from pyinfra import host
 from pyinfra.api import FactBase
 
 from facts.per_host import PerHost
-from gpubox.node import TOOLS, UNITS
-from gpubox.node_readings import NodeReadings, read_node
-from gpubox.proxmox import NodeSettings
+from gpubox.proxmox.node import TOOLS, UNITS
+from gpubox.proxmox.node_readings import NodeReadings, read_node
+from gpubox.proxmox.settings import NodeSettings
 
 STATE = "/var/lib/gpubox/node"  # stamps: what was applied last, written when it was applied
 

@@ -1,12 +1,12 @@
-"""The part of facts/box.py's script that looks at driver, GPUs and toolkits. gpubox/box_readings.py reads its lines."""
+"""The part of facts/box.py's script on driver, GPUs and toolkits. gpubox/nvidia/box_readings.py reads its lines."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
-from gpubox import cuda_probe
-from gpubox.userland import DRIVER_PACKAGES
+from gpubox.nvidia import cuda_probe
+from gpubox.nvidia.userland import DRIVER_PACKAGES
 
 PROBE = Path(cuda_probe.__file__).read_text(encoding="utf-8")
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gpubox.driver import DriverSettings
 from gpubox.layout import SERVICE_USER
-from gpubox.proxmox import ContainerSettings, NodeSettings
+from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.toolkit import ToolkitSettings
+from gpubox.proxmox.settings import ContainerSettings, NodeSettings
 from gpubox.toml import Name, validate
-from gpubox.toolkit import ToolkitSettings
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
 PYINFRA_PREFIXES = ("_", "ssh_", "docker_", "pct_")

@@ -13,10 +13,10 @@ from pyinfra.api.state import StateStage
 from pyinfra.operations import apt
 
 from facts.node import STATE, node_readings
-from gpubox import node
-from gpubox.driver import DriverSettings
-from gpubox.gpu_count import CONTROL_NODES
-from gpubox.proxmox import NodeSettings
+from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.gpu_count import CONTROL_NODES
+from gpubox.proxmox import node
+from gpubox.proxmox.settings import NodeSettings
 from ops import reboot
 from ops.base import File, enable_units, put_files
 from ops.refusal import stop

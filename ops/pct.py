@@ -21,7 +21,9 @@ from pyinfra.connectors.util import CommandOutput
 
 from facts.containers import CHANGED, INSTANCE, Target, node_state, read_node_state
 from gpubox.container import ContainerConfig, parse
-from gpubox.container_plan import (
+from gpubox.errors import BrokenError, RefusedError
+from gpubox.nvidia.gpu_count import check_gpu_count
+from gpubox.proxmox.container_plan import (
     RawPlan,
     configured_gpus,
     create_arguments,
@@ -31,7 +33,7 @@ from gpubox.container_plan import (
     restart_reasons,
     template_volume,
 )
-from gpubox.container_state import (
+from gpubox.proxmox.container_state import (
     ContainerState,
     NodeState,
     check_changeable,
@@ -39,9 +41,7 @@ from gpubox.container_state import (
     check_template,
     encode,
 )
-from gpubox.errors import BrokenError, RefusedError
-from gpubox.gpu_count import check_gpu_count
-from gpubox.pct_errors import advice
+from gpubox.proxmox.pct_errors import advice
 from ops.refusal import refusal, stop
 
 # The name may be newer than the node's list of templates. `pveam update` says on standard error when it cannot.

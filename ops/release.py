@@ -15,12 +15,12 @@ from pyinfra.api.state import StateStage
 
 from facts.box import box_state
 from gpubox.errors import GpuboxError
-from gpubox.model import ModelSpec
-from gpubox.plan import BoxPlan
-from gpubox.probes import prove
-from gpubox.release import ReleaseSpec
+from gpubox.health.probes import prove
 from gpubox.settings import Settings
-from gpubox.stack import StackSpec
+from gpubox.specs.model import ModelSpec
+from gpubox.specs.plan import BoxPlan
+from gpubox.specs.release import ReleaseSpec
+from gpubox.specs.stack import StackSpec
 from ops.refusal import stop
 from ops.streamed import Streamed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from gpubox.driver import DriverSettings
+from gpubox.nvidia.driver import DriverSettings
 
 DRIVERS = "/var/lib/gpubox/driver"  # .run files fetched by the host
 LOG = "/var/log/gpubox-nvidia-installer.log"

@@ -12,8 +12,8 @@ from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.api.state import StateStage
 
 from facts.box import box_state
-from gpubox import toolkit
-from gpubox.toolkit import LOCAL_INDEX, SOURCES, ToolkitSettings
+from gpubox.nvidia import toolkit
+from gpubox.nvidia.toolkit import LOCAL_INDEX, SOURCES, ToolkitSettings
 from ops.judged import Judged
 from ops.refusal import refusal
 from ops.streamed import Streamed

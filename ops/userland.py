@@ -13,9 +13,9 @@ from pyinfra.operations import apt
 
 from facts.box import box_state
 from facts.node import node_readings
-from gpubox import userland
-from gpubox.driver import DriverSettings
-from gpubox.node import TOOLS
+from gpubox.nvidia import userland
+from gpubox.nvidia.driver import DriverSettings
+from gpubox.proxmox.node import TOOLS
 from ops.refusal import refusal
 from ops.run_file import install_script
 from ops.streamed import Streamed

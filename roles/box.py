@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpubox.plan import BoxPlan
 from gpubox.settings import Settings
+from gpubox.specs.plan import BoxPlan
 from ops import base
 from ops.base import Directory, File
 from roles.templates import rendered_below

@@ -10,8 +10,8 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
 
 from facts.containers import Target, look_at, node_state
-from gpubox.container_state import check_possible
 from gpubox.errors import GpuboxError, InputError
+from gpubox.proxmox.container_state import check_possible
 from gpubox.settings import load_settings
 from ops import pct
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pyinfra.api import deploy
 
-from gpubox import toolkit
 from gpubox.errors import InputError
-from gpubox.openpgp import armored, fingerprints
-from gpubox.plan import BoxPlan
-from gpubox.toolkit import ToolkitSettings
+from gpubox.nvidia import toolkit
+from gpubox.nvidia.openpgp import armored, fingerprints
+from gpubox.nvidia.toolkit import ToolkitSettings
+from gpubox.specs.plan import BoxPlan
 from ops import base
 from ops import toolkit as op
 from ops.base import File

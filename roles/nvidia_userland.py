@@ -9,11 +9,11 @@ from pyinfra.api import deploy
 
 from facts.box import box_state
 from facts.node import look_at_node
-from gpubox.driver import DriverSettings
-from gpubox.plan import BoxPlan
-from gpubox.proxmox import NodeSettings
+from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.userland import is_complete, protective_files
+from gpubox.proxmox.settings import NodeSettings
 from gpubox.settings import Settings
-from gpubox.userland import is_complete, protective_files
+from gpubox.specs.plan import BoxPlan
 from ops import base, node
 from ops import userland as op
 from ops.base import File

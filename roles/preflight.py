@@ -8,10 +8,10 @@ from pyinfra import host
 
 from facts.box import BoxState, Question, box_state, look_at
 from gpubox.errors import GpuboxError, InputError, RefusedError
-from gpubox.plan import BoxPlan, plan_box
+from gpubox.nvidia.toolkit import check_system
+from gpubox.nvidia.userland import check_packages, check_stacks
 from gpubox.settings import load_settings
-from gpubox.toolkit import check_system
-from gpubox.userland import check_packages, check_stacks
+from gpubox.specs.plan import BoxPlan, plan_box
 from ops.refusal import before_anything_ran
 from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered

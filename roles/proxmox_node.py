@@ -7,8 +7,8 @@ from pyinfra.api import deploy
 
 from facts.node import look_at_node
 from gpubox.errors import GpuboxError
-from gpubox.node import GRUB_DROP_IN, check_node
-from gpubox.proxmox import NodeSettings
+from gpubox.proxmox.node import GRUB_DROP_IN, check_node
+from gpubox.proxmox.settings import NodeSettings
 from gpubox.settings import load_node_settings
 from ops import node as op
 from ops.base import File

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra import host
 from pyinfra.api import deploy
 
-from gpubox.plan import BoxPlan
+from gpubox.specs.plan import BoxPlan
 from ops import release as op
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpubox.plan import BoxPlan
+from gpubox.specs.plan import BoxPlan
 from ops import tools as op
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import click
 
 from gpubox.errors import GpuboxError, InputError
-from gpubox.lockfile import parse_lock
-from gpubox.running import uv_program
-from gpubox.spec import LOCK
-from gpubox.stack import Stack, load_stack
+from gpubox.rollout.running import uv_program
+from gpubox.specs.lockfile import parse_lock
+from gpubox.specs.spec import LOCK
+from gpubox.specs.stack import Stack, load_stack
 
 STACKS = Path(__file__).parents[2] / "stacks"
 INPUTS = ("requirements.in", "overrides.txt", "excludes.txt")

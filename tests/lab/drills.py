@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubox.errors import GpuboxError
-from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import Settings
+from gpubox.specs.plan import BoxPlan, plan_box
 from lab.boxes import Box
 from lab.question import ask
 from lab.settings import REPOSITORY

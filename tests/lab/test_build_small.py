@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubox.build import build_stack
+from gpubox.build.builder import build_stack
 from gpubox.devtools.lock import LOCK, StaleLockError, check_lock, compile_lock
 from gpubox.errors import GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
-from gpubox.stack import stack_spec
+from gpubox.specs.stack import stack_spec
 from tests.unit.wheels import PYTHON, write_spec
 
 REPO = Path(__file__).resolve().parents[2]
@@ -151,7 +151,8 @@ def test_a_full_disk_and_then_more_room(tmp_path: Path, small_disk: Path) -> Non
 def test_killed_anywhere_the_next_build_ends_well(tmp_path: Path, after_line: int) -> None:
     spec = upload(make_stack(tmp_path, "setuptools==80.9.0"))
     code = (
-        "import sys; from pathlib import Path; from gpubox.build import build_stack; from gpubox.layout import Layout\n"
+        "import sys; from pathlib import Path\n"
+        "from gpubox.build.builder import build_stack; from gpubox.layout import Layout\n"
         "build_stack(Path(sys.argv[1]), Layout(Path(sys.argv[2])), report=lambda text: print(text, flush=True))"
     )
     command = [sys.executable, "-c", code, str(spec), str(tmp_path / "box")]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpubox.activation import STEPS
 from gpubox.errors import ExitCode
+from gpubox.rollout.activation import STEPS
 from tests.lab.conftest import TestBoxes
 from tests.lab.drills import FAULTS, Drill, DrillRepository, wait_for
 

@@ -20,7 +20,7 @@ from tests.lab.apt_repository import Deb, Signer, make_repository, served, sign,
 DEPLOY = """
 from pyinfra import host
 from facts.box import Question, look_at
-from gpubox.plan import plan_box
+from gpubox.specs.plan import plan_box
 from gpubox.settings import load_settings
 from roles.cuda_toolkit import ROOT, cuda_toolkit, files
 

@@ -20,8 +20,8 @@ from pyinfra.facts.server import Which
 
 from facts.box import Box, BoxState, Question, look_at
 from facts.node import Node
-from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import Settings
+from gpubox.specs.plan import BoxPlan, plan_box
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = {"stack": "cuda130-next", "standby_stacks": ["cuda128"], "server": "smollm2", "python": "3.11"}

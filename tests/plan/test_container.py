@@ -27,11 +27,11 @@ from pyinfra.context import ctx_host, ctx_state
 from facts import containers as facts
 from facts.containers import Containers, Target
 from gpubox.container import parse
-from gpubox.container_plan import create_arguments, plan_raw
-from gpubox.container_state import ContainerState, NodeState
 from gpubox.errors import InputError
-from gpubox.gpu_count import DeviceNode, NodeGpus
-from gpubox.proxmox import ContainerSettings
+from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus
+from gpubox.proxmox.container_plan import create_arguments, plan_raw
+from gpubox.proxmox.container_state import ContainerState, NodeState
+from gpubox.proxmox.settings import ContainerSettings
 from ops import pct
 from roles import container as role
 

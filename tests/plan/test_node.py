@@ -21,7 +21,7 @@ from pyinfra.context import ctx_host, ctx_state
 from pyinfra.facts.server import Os, Which
 
 from facts.node import Node
-from gpubox.node import GRUB_DROP_IN, TOOLS, grub_drop_in
+from gpubox.proxmox.node import GRUB_DROP_IN, TOOLS, grub_drop_in
 from ops.base import File
 from ops.node import _digest
 from roles.proxmox_node import preflight_node, proxmox_node, rendered

@@ -16,8 +16,8 @@ from pyinfra.context import ctx_host, ctx_state
 from pyinfra.facts.server import Os, Which
 
 from facts.box import Box, BoxState
-from gpubox.plan import BoxPlan, plan_box
 from gpubox.settings import Settings
+from gpubox.specs.plan import BoxPlan, plan_box
 from ops.tools import tools_digest
 from roles.box import PACKAGES, UNITS, box, directories, rendered
 from roles.preflight import preflight

@@ -10,8 +10,8 @@ from pyinfra.api.state import StateStage
 
 from facts.box import BoxState
 from gpubox.errors import InputError
-from gpubox.plan import plan_box
 from gpubox.settings import Settings
+from gpubox.specs.plan import plan_box
 from roles.cuda_toolkit import cuda_toolkit, files
 from tests.plan.gpu_roles import DATA, ROOT, Planned, planned
 

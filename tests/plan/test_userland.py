@@ -11,7 +11,7 @@ import pytest
 from pyinfra.api.state import StateStage
 
 from facts.box import BoxState
-from gpubox.driver import DriverSettings
+from gpubox.nvidia.driver import DriverSettings
 from gpubox.settings import Settings
 from ops.run_file import install_script
 from ops.userland import OPTIONS

@@ -11,15 +11,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gpubox import activation
-from gpubox.activation import Box, Request
 from gpubox.canonical import sha256_hex
 from gpubox.errors import GpuboxError, ProofError
+from gpubox.health.probes import Probes, Question
 from gpubox.layout import Layout
-from gpubox.locking import Anchor
-from gpubox.probes import Probes, Question
-from gpubox.release import Release
-from gpubox.service import UnitState
+from gpubox.rollout import activation
+from gpubox.rollout.activation import Box, Request
+from gpubox.rollout.locking import Anchor
+from gpubox.rollout.service import UnitState
+from gpubox.specs.release import Release
 
 PROBES = Probes(questions=(Question(ask="?", expect=("!",)),), ready_deadline_s=5.0)
 KILLED = 137

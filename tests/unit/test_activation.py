@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from gpubox import libcuda_standin
+from gpubox.build import libcuda_standin
+from gpubox.build.libcuda_standin import STANDIN
 from gpubox.errors import GpuboxError, LockedError, ProofError, RefusedError
-from gpubox.history import Verdict
-from gpubox.libcuda_standin import STANDIN
-from gpubox.locking import Anchor
+from gpubox.rollout.history import Verdict
+from gpubox.rollout.locking import Anchor
 from tests.unit.simulated import KILLED, STEP_POINTS, SimulatedBox, kill_at
 
 BAD = ["exits", "never-ready", "wrong-model", "no-completion"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubox.build import build_stack, progress_of
+from gpubox.build.builder import build_stack, progress_of
 from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
-from gpubox.stack import load_overlay
+from gpubox.specs.stack import load_overlay
 from tests.unit.wheels import PYTHON, Workshop, library
 
 REPO = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpubox.build.patches import apply_patches, patched_files
 from gpubox.errors import GpuboxError
-from gpubox.patches import apply_patches, patched_files
 
 FITS = "--- a/pkg/m.py\n+++ b/pkg/m.py\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
 NEW = "--- /dev/null\n+++ b/pkg/new.py\n@@ -0,0 +1 @@\n+new\n"

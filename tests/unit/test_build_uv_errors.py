@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpubox.build.uv_errors import explain_uv_failure
 from gpubox.errors import ExitCode
-from gpubox.uv_errors import explain_uv_failure
 
 HASH = """\
 error: Failed to download `six==1.17.0`

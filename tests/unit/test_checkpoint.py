@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubox.checkpoint import check_model_directory, check_shard
 from gpubox.errors import InputError
+from gpubox.specs.checkpoint import check_model_directory, check_shard
 
 
 def shard(**sizes: int) -> bytes:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubox.container import ContainerConfig, parse, parse_property
-from gpubox.container_plan import (
+from gpubox.errors import BrokenError, LockedError, RefusedError
+from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus, check_gpu_count, gpus_on_pci
+from gpubox.proxmox.container_plan import (
     check_same_container,
     configured_gpus,
     create_arguments,
@@ -18,7 +20,7 @@ from gpubox.container_plan import (
     plan_settings,
     restart_reasons,
 )
-from gpubox.container_state import (
+from gpubox.proxmox.container_state import (
     ContainerState,
     NodeState,
     check_changeable,
@@ -26,10 +28,8 @@ from gpubox.container_state import (
     check_template,
     encode,
 )
-from gpubox.errors import BrokenError, LockedError, RefusedError
-from gpubox.gpu_count import DeviceNode, NodeGpus, check_gpu_count, gpus_on_pci
-from gpubox.pct_errors import advice
-from gpubox.proxmox import ContainerSettings
+from gpubox.proxmox.pct_errors import advice
+from gpubox.proxmox.settings import ContainerSettings
 
 VMID = 101
 DATA: dict[str, Any] = {

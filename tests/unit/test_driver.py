@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpubox.driver import DriverSettings, loaded_version
+from gpubox.nvidia.driver import DriverSettings, loaded_version
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "driver"
 RUN = {"version": "590.48.01", "run": "/models/NVIDIA-Linux-x86_64-590.48.01.run", "sha256": "a" * 64}

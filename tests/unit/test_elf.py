@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubox.elf import cuda_library_major, read_linkage, shared_libraries, undefined_symbols
+from gpubox.build.elf import cuda_library_major, read_linkage, shared_libraries, undefined_symbols
+from gpubox.build.libcuda_standin import NO_DEVICE, build_standin, driver_symbols, refuse_on_nvidia_host
 from gpubox.errors import RefusedError
-from gpubox.libcuda_standin import NO_DEVICE, build_standin, driver_symbols, refuse_on_nvidia_host
 from tests.unit.wheels import library
 
 KERNEL = "int cuInit(int); int cuMemFree_v2(void*); int custom(void); int work() { return cuInit(0) + custom(); }"

@@ -6,10 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from facts.containers import Containers
-from gpubox import userland
-from gpubox.box_readings import BoxReadings, read_box
-from gpubox.gpu_count import DeviceNode
-from gpubox.node_readings import read_node
+from gpubox.nvidia import userland
+from gpubox.nvidia.box_readings import BoxReadings, read_box
+from gpubox.nvidia.gpu_count import DeviceNode
+from gpubox.proxmox.node_readings import read_node
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/facts-h200"
 DRIVER = "580.159.04"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubox.history import Entry, History, Verdict
+from gpubox.rollout.history import Entry, History, Verdict
 
 
 def entry(text: str) -> Entry:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubox.engine import EngineArguments
 from gpubox.errors import InputError
-from gpubox.server import check_environment, load_server
 from gpubox.settings import Settings, load_settings
+from gpubox.specs.engine import EngineArguments
+from gpubox.specs.server import check_environment, load_server
 
 REPO = Path(__file__).resolve().parents[2]
 GOOD = {"stack": "cuda128", "server": "smollm2"}

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gpubox.errors import InputError
-from gpubox.lockfile import foreign_cuda, parse_lock
+from gpubox.specs.lockfile import foreign_cuda, parse_lock
 
 STACKS = Path(__file__).resolve().parents[2] / "stacks"
 REAL = sorted(path.parent for path in STACKS.glob("*/requirements.lock"))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gpubox.errors import LockedError
-from gpubox.locking import SESSION_VARIABLE, Anchor, BoxLock, session_anchor
+from gpubox.rollout.locking import SESSION_VARIABLE, Anchor, BoxLock, session_anchor
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 
 from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
-from gpubox.model import (
+from gpubox.specs.model import (
     PROVED,
     Model,
     ModelBuild,
@@ -28,7 +28,7 @@ from gpubox.model import (
     model_spec,
     verify_model,
 )
-from gpubox.spec import read_spec
+from gpubox.specs.spec import read_spec
 from gpubox.toml import validate
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubox.driver import numbers
 from gpubox.errors import GpuboxError, InputError, RefusedError
-from gpubox.node import (
+from gpubox.nvidia.driver import numbers
+from gpubox.proxmox.node import (
     KERNEL_LIMITS,
     built_for,
     check_node,
@@ -26,9 +26,9 @@ from gpubox.node import (
     reboot_refusals,
     wanted_kernel,
 )
-from gpubox.node_readings import AerCount, DkmsEntry, Gpu, ModuleFile, NodeReadings
-from gpubox.node_report import RULES, Check, as_json, as_text, report, verdict
-from gpubox.proxmox import NodeSettings
+from gpubox.proxmox.node_readings import AerCount, DkmsEntry, Gpu, ModuleFile, NodeReadings
+from gpubox.proxmox.node_report import RULES, Check, as_json, as_text, report, verdict
+from gpubox.proxmox.settings import NodeSettings
 from tests.node_machine import FIXTURES, recorded
 
 DRIVER = "590.48.01"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facts.node import Node
-from gpubox.node import DEVICES_UNIT, UNITS
-from gpubox.node_readings import AerCount, DkmsEntry, ModuleFile, NodeReadings, read_node
+from gpubox.proxmox.node import DEVICES_UNIT, UNITS
+from gpubox.proxmox.node_readings import AerCount, DkmsEntry, ModuleFile, NodeReadings, read_node
 from roles.proxmox_node import rendered
 from tests.node_machine import ADDRESSES, FIXTURES, H200, KERNEL, NEWER, RECORDED_DRIVER, Machine, recorded, two_h200
 

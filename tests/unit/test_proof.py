@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpubox.build.proof import check_versions, kernel_links
+from gpubox.build.proof_errors import death, explain, step_failed
 from gpubox.errors import ProofError
-from gpubox.proof import check_versions, kernel_links
-from gpubox.proof_errors import death, explain, step_failed
 from tests.unit.wheels import library
 
 # What sgl_kernel says when its library does not load; the cause is in the line before the last.

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpubox.canonical import canonical_json
 from gpubox.errors import BrokenError, InputError
-from gpubox.plan import BoxPlan, plan_box
-from gpubox.release import _quote, read_release
 from gpubox.settings import Settings
+from gpubox.specs.plan import BoxPlan, plan_box
+from gpubox.specs.release import _quote, read_release
 from tests.unit.simulated import SimulatedBox
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpubox.canonical import sha256_hex
-from gpubox.engine import EngineArguments
 from gpubox.errors import BrokenError, InputError
-from gpubox.spec import read_spec
-from gpubox.stack import StackBuild, load_overlay, load_stack, stack_spec
+from gpubox.specs.engine import EngineArguments
+from gpubox.specs.spec import read_spec
+from gpubox.specs.stack import StackBuild, load_overlay, load_stack, stack_spec
 from tests.unit.wheels import write_spec
 
 REPO = Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import requests
 
-from gpubox.engine import EngineArguments
-from gpubox.stack import load_stack, stack_spec
+from gpubox.specs.engine import EngineArguments
+from gpubox.specs.stack import load_stack, stack_spec
 from tests.standin.build import PROJECT, build_wheel, write_stack
 from tests.standin.server import Standin, run_standin
 

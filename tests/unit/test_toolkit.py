@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubox import toolkit
-from gpubox.box_readings import BoxReadings, LoaderDirectory, Package
 from gpubox.errors import InputError, ProofError, RefusedError
-from gpubox.openpgp import armored, fingerprints
-from gpubox.plan import plan_box
+from gpubox.nvidia import toolkit
+from gpubox.nvidia.box_readings import BoxReadings, LoaderDirectory, Package
+from gpubox.nvidia.openpgp import armored, fingerprints
+from gpubox.nvidia.toolkit import ToolkitSettings
 from gpubox.settings import Settings, load_settings
-from gpubox.stack import StackSpec, stack_spec
-from gpubox.toolkit import ToolkitSettings
+from gpubox.specs.plan import plan_box
+from gpubox.specs.stack import StackSpec, stack_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = [stack_spec(ROOT / "stacks" / name, "3.11", None) for name in ("cuda130-next", "cuda128")]

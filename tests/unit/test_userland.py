@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facts.userland import script
-from gpubox import cuda_probe, userland
-from gpubox.box_readings import BoxReadings, CudaAnswer, Library, LoaderDirectory, read_box
-from gpubox.driver import DriverSettings
 from gpubox.errors import GpuboxError, InputError, ProofError, RefusedError
-from gpubox.stack import stack_spec
+from gpubox.nvidia import cuda_probe, userland
+from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer, Library, LoaderDirectory, read_box
+from gpubox.nvidia.driver import DriverSettings
+from gpubox.specs.stack import stack_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = DriverSettings(version="590.48.01", run="/models/nvidia.run", sha256="a" * 64)

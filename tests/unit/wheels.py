@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubox.stack import Overlay, StackSpec, stack_spec
+from gpubox.specs.stack import Overlay, StackSpec, stack_spec
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 EPOCH = (2026, 1, 1, 0, 0, 0)

@@ -1,0 +1,108 @@
+"""From settings to everything that will be on a box: a pure function of the commit. No network, no host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpubox.errors import InputError
+from gpubox.settings import Settings
+from gpubox.specs.model import ModelSpec, load_model, model_spec
+from gpubox.specs.release import ReleaseSpec, render_release
+from gpubox.specs.server import Server, load_server
+from gpubox.specs.stack import Overlay, Stack, StackSpec, load_overlay, load_stack, stack_spec
+from gpubox.toml import nearest
+
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """What a deploy puts on one box. `releases[0]` is to be served; the others stand by, one per standby stack."""
+
+    settings: Settings
+    server: Server
+    overlay: Overlay | None
+    stacks: list[StackSpec]
+    model: ModelSpec | None
+    releases: list[ReleaseSpec]
+
+    @property
+    def wanted(self) -> ReleaseSpec:
+        return self.releases[0]
+
+    def public_url(self, ssh_address: str | None) -> str | None:
+        """Where the controller probes the server; None when it listens on loopback only.
+
+        `ssh_address` is None for a box that is reached through its node. Raises InputError when nothing tells where
+        such a box is.
+        """
+        if self.settings.public_url:
+            return self.settings.public_url
+        if ip_address(self.settings.listen_address).is_loopback:
+            return None
+        address = ssh_address or self._container_address()
+        if address is None:
+            raise InputError(
+                f"listen_address = {self.settings.listen_address!r}: the address of the container is not known",
+                hint='set public_url = "http://ADDRESS:PORT", or give the container a fixed address',
+            )
+        return f"http://{address}:{self.server.port}"
+
+    def _container_address(self) -> str | None:
+        container = self.settings.container
+        return container.address.partition("/")[0] if container and container.address != "dhcp" else None
+
+
+def plan_box(root: Path, settings: Settings) -> BoxPlan:
+    """`root` holds stacks/, servers/, models/, overlays/. Raises InputError; reads files, changes nothing."""
+    server = load_server(root / "servers", settings.server)
+    overlay = _overlay(root, settings)
+    model = _model(root, server, settings)
+    stacks = [_stack(root, name) for name in settings.stacks]
+    specs = [stack_spec(root / "stacks" / stack.name, settings.python, overlay) for stack in stacks]
+    try:
+        releases = [
+            render_release(
+                server,
+                stack,
+                spec.id,
+                overlay=overlay,
+                model_id=model.id if model else None,
+                listen_address=settings.listen_address,
+            )
+            for stack, spec in zip(stacks, specs, strict=True)
+        ]
+    except ValidationError as error:
+        raise InputError(
+            f"overlays/{settings.overlay}/overlay.toml: engine arguments: {error.errors()[0]['msg']}",
+            hint="gpubox/specs/engine.py lists the names and types",
+        ) from None
+    return BoxPlan(settings, server, overlay, specs, model, releases)
+
+
+def _stack(root: Path, name: str) -> Stack:
+    return load_stack(_directory(root / "stacks", name, "stack"))
+
+
+def _overlay(root: Path, settings: Settings) -> Overlay | None:
+    if settings.overlay is None:
+        return None
+    return load_overlay(_directory(root / "overlays", settings.overlay, "overlay"))
+
+
+def _model(root: Path, server: Server, settings: Settings) -> ModelSpec | None:
+    if server.model.build is None:
+        return None
+    directory = _directory(root / "models", server.model.build, "model")
+    load_model(directory)
+    return model_spec(directory, settings.python)
+
+
+def _directory(parent: Path, name: str, key: str) -> Path:
+    path = parent / name
+    if not path.is_dir():
+        known = [entry.name for entry in parent.glob("*") if entry.is_dir()]
+        raise InputError(f"{key} = {name!r}: there is no {path}", hint=nearest(name, known))
+    return path
