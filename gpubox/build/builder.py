@@ -17,17 +17,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from gpubox.build.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
+from gpubox.build.patches import apply_patches
+from gpubox.build.proof import Proved, prove
+from gpubox.build.uv_errors import disk_full, explain_uv_failure
 from gpubox.canonical import canonical_json
 from gpubox.errors import InputError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
-from gpubox.build.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
-from gpubox.build.patches import apply_patches
-from gpubox.build.proof import Proved, prove
 from gpubox.rollout.running import run_lines, uv_environment, uv_program
 from gpubox.specs.spec import LOCK, read_spec
 from gpubox.specs.stack import StackBuild, StackSpec, locked_packages
-from gpubox.build.uv_errors import disk_full, explain_uv_failure
 
 RECORD = "stack.json"
 LARGE_MIB = 50.0  # downloads smaller than this are not worth a line of progress

@@ -13,10 +13,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from gpubox.build.elf import read_linkage
-from gpubox.errors import ProofError
-from gpubox.specs.lockfile import Lock, foreign_cuda
 from gpubox.build.proof_errors import death, step_failed
+from gpubox.errors import ProofError
 from gpubox.rollout.running import run_lines
+from gpubox.specs.lockfile import Lock, foreign_cuda
 from gpubox.specs.stack import StackBuild
 
 PROBE = Path(__file__).with_name("proof_probe.py")
