@@ -16,6 +16,7 @@ import click
 from pydantic import BaseModel
 
 from gpubox.cli.build import model_group, release_group, stack_group
+from gpubox.cli.collectives import collectives_group
 from gpubox.cli.text import show_history, show_releases, show_status
 from gpubox.errors import ExitCode, GpuboxError, ProofError
 from gpubox.health.prober import HttpProber
@@ -24,6 +25,7 @@ from gpubox.rollout import detached
 from gpubox.rollout import status as box_status
 from gpubox.rollout.activation import Box, Request
 from gpubox.rollout.drill import pause_if_asked
+from gpubox.rollout.gates import ReleaseGates
 from gpubox.rollout.locking import session_anchor
 from gpubox.rollout.rollback import rollback_target
 from gpubox.rollout.service import SystemdService
@@ -33,7 +35,8 @@ who_option = click.option("--who", default=None, help="Who asks; written to hist
 
 
 def open_box() -> Box:
-    return Box(Layout(), SystemdService(), HttpProber(), pause_if_asked)
+    layout = Layout()
+    return Box(layout, SystemdService(), HttpProber(), ReleaseGates(layout), pause_if_asked)
 
 
 def invoker() -> str:
@@ -71,6 +74,7 @@ def main() -> None:
 main.add_command(stack_group)
 main.add_command(model_group)
 main.add_command(release_group)
+main.add_command(collectives_group)
 
 
 def print_json(value: BaseModel | list[BaseModel]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from gpubox.errors import GpuboxError
+from gpubox.nvidia.driver import loaded_version
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 IDLE_MIB = 1024  # a card without a compute process shows 0 on an H200; display and persistence contexts stay well below
@@ -23,7 +24,22 @@ def busy_gpus() -> str:
     """
     if not has_nvidia_driver():
         return ""
-    command = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
+    used = parse_used_memory(_query("index,memory.used"))
+    return ", ".join(f"{index}: {mib} MiB" for index, mib in used.items() if mib > IDLE_MIB)
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """The GPUs by index; empty without a driver. Raises GpuboxError as busy_gpus does."""
+    return tuple(line.strip() for line in _query("uuid").splitlines()) if has_nvidia_driver() else ()
+
+
+def driver_version() -> str:
+    """The loaded module's version; empty without one."""
+    return (loaded_version(DRIVER_FILE.read_text(encoding="utf-8")) or "unknown") if has_nvidia_driver() else ""
+
+
+def _query(fields: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -31,8 +47,7 @@ def busy_gpus() -> str:
     if done.returncode != 0:
         text = (done.stdout + done.stderr).strip()
         raise GpuboxError(f"nvidia-smi failed ({done.returncode}): {text}", hint="check the driver on the node")
-    used = parse_used_memory(done.stdout)
-    return ", ".join(f"{index}: {mib} MiB" for index, mib in used.items() if mib > IDLE_MIB)
+    return done.stdout
 
 
 def parse_used_memory(text: str) -> dict[int, int]:

@@ -35,6 +35,7 @@ class Step(StrEnum):
     LOCK = "lock"
     PREFLIGHT = "preflight"
     STOP = "stop"
+    COLLECTIVES = "collectives"
     LINK = "link"
     START = "start"
     READY = "ready"
@@ -46,6 +47,7 @@ STEPS: dict[Step, str] = {
     Step.LOCK: "one change at a time on this box",
     Step.PREFLIGHT: "the release and all it needs is complete; it did not fail before",
     Step.STOP: "stop the old server: cgroup empty, port free, GPU memory at its baseline",
+    Step.COLLECTIVES: "an all-reduce of its ranks, unless that is known to pass here",
     Step.LINK: "move the link current",
     Step.START: "start the new server",
     Step.READY: "wait until it is ready",
@@ -72,6 +74,13 @@ class Prober(Protocol):
 
     def wait_ready(self, release: Release, is_dead: Callable[[], str | None], report: Report) -> None: ...
     def prove(self, release: Release, *, forced_kill: bool, report: Report) -> None: ...
+
+
+class Gates(Protocol):
+    """What a release must pass beyond its own files. gpubox.rollout.gates has the real ones."""
+
+    def before_stop(self, release: Release, *, force: bool, report: Report) -> None: ...
+    def before_start(self, release: Release, report: Report) -> None: ...
 
 
 class Pending(BaseModel):
@@ -111,15 +120,16 @@ class Request:
 
 
 class Box:
-    """One box: its store, its unit, its probes, its history."""
+    """One box: its store, its unit, its probes, its gates, its history."""
 
-    def __init__(self, layout: Layout, service: Service, prober: Prober, pause: Report) -> None:
+    def __init__(self, layout: Layout, service: Service, prober: Prober, gates: Gates, pause: Report) -> None:
         self.layout = layout
         self.store = Store(layout)
         self.history = History(layout.state / "history.jsonl")
         self.lock = BoxLock(layout.state / "lock")
         self.service = service
         self.prober = prober
+        self.gates = gates
         self._pause = pause
 
     @property
@@ -164,6 +174,7 @@ class Box:
         with step(Step.PREFLIGHT):
             release = self.store.check(request.release)
             self._refuse_failed(request)
+            self.gates.before_stop(release, force=request.force, report=report)
             old_port = self._port_of(old, release.port)
         pending = Pending(
             run=request.run,
@@ -178,6 +189,8 @@ class Box:
         try:
             with step(Step.STOP):
                 forced = self.service.stop(old_port, report)
+            with step(Step.COLLECTIVES):
+                self.gates.before_start(release, report)
             with step(Step.LINK):
                 self.store.set_current(request.release)
             self._serve(request.release, release, forced, step, report)

@@ -29,6 +29,7 @@ class SimulatedService:
     def __init__(self, layout: Layout) -> None:
         self._path = layout.root / "service.json"
         self._layout = layout
+        self.stops = 0
 
     def _load(self) -> dict[str, str | None]:
         return json.loads(self._path.read_text()) if self._path.exists() else {"running": None, "sub": "dead"}
@@ -56,6 +57,7 @@ class SimulatedService:
 
     def stop(self, port: int, report: Callable[[str], None]) -> bool:
         self._save(None, "dead")
+        self.stops += 1
         return False
 
     def running_release(self) -> str | None:
@@ -83,6 +85,16 @@ class SimulatedProber:
             raise ProofError(release.environment["BEHAVES"])
 
 
+class SimulatedGates:
+    def before_stop(self, release: Release, *, force: bool, report: Callable[[str], None]) -> None:
+        if release.environment["BEHAVES"] == "bad-draft":
+            raise ProofError("the draft does not fit")
+
+    def before_start(self, release: Release, report: Callable[[str], None]) -> None:
+        if release.environment["BEHAVES"] == "no-all-reduce":
+            raise ProofError("all-reduce hung")
+
+
 class SimulatedBox:
     def __init__(self, root: Path) -> None:
         self.layout = Layout(root)
@@ -91,11 +103,11 @@ class SimulatedBox:
         (self.layout.stacks / "world-0" / "stack.json").write_text("{}")
         (root / "model" / "config.json").write_text("{}")
         self.service = SimulatedService(self.layout)
-        self.box = Box(self.layout, self.service, SimulatedProber(self.service), lambda point: None)
+        self.box = Box(self.layout, self.service, SimulatedProber(self.service), SimulatedGates(), lambda point: None)
         self.lines: list[str] = []
         self._runs = 0
 
-    def add(self, number: int, behaves: str) -> str:
+    def add(self, number: int, behaves: str, *, arguments: list[str] | None = None) -> str:
         """A release in the store that behaves as told once it runs."""
         files = {"serve": b"#!/bin/sh\n", "env": b""}
         release = Release(
@@ -109,7 +121,7 @@ class SimulatedBox:
             served_model_name="m",
             listen_address="127.0.0.1",
             port=30000,
-            arguments=[str(number)],
+            arguments=[str(number), *(arguments or [])],
             environment={"BEHAVES": behaves},
             probes=PROBES,
             files={name: sha256_hex(data) for name, data in files.items()},

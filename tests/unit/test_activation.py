@@ -53,6 +53,27 @@ def test_a_bad_release_is_taken_back(box: SimulatedBox, behaves: str) -> None:
     assert box.box.pending() is None
 
 
+def test_ranks_that_cannot_talk_bring_the_old_server_back_and_blame_no_release(box: SimulatedBox) -> None:
+    good, bad = box.add(1, "good"), box.add(2, "no-all-reduce")
+    box.activate(good)
+    with pytest.raises(ProofError, match="all-reduce hung"):
+        box.activate(bad)
+    assert box.box.store.current() == box.service.running_release() == good
+    assert verdicts(box)[1:] == [(bad, Verdict.FAILED), (good, Verdict.RESTORED)]
+    assert [entry.step for entry in box.box.history][1] == "collectives"
+    assert box.box.store.failed_reason(bad) is None
+
+
+def test_what_can_be_judged_beside_the_running_server_does_not_stop_it(box: SimulatedBox) -> None:
+    good, bad = box.add(1, "good"), box.add(2, "bad-draft")
+    box.activate(good)
+    stops = box.service.stops
+    with pytest.raises(ProofError, match="draft"):
+        box.activate(bad)
+    assert box.service.stops == stops
+    assert verdicts(box) == [(good, Verdict.PROVED)]
+
+
 def test_a_release_that_failed_is_refused_until_forced(box: SimulatedBox) -> None:
     good, bad = box.add(1, "good"), box.add(2, "wrong-model")
     box.activate(good)
@@ -144,7 +165,7 @@ class Interleavings(RuleBasedStateMachine):
     def teardown(self) -> None:
         self._directory.cleanup()
 
-    @rule(target=releases, behaves=st.sampled_from(["good", "good", *BAD]))
+    @rule(target=releases, behaves=st.sampled_from(["good", "good", "bad-draft", "no-all-reduce", *BAD]))
     def deploy(self, behaves: str) -> str:
         self.number += 1
         return self.box.add(self.number, behaves)
