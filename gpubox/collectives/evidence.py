@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpubox.errors import RefusedError
 
 NVIDIA_VENDOR: Final = "0x10de"
 NEEDED_SHM: Final = 1 << 30  # bytes; NVIDIA's NCCL guide gives containers --shm-size=1g, 64 MiB is known to fail
+_UNDERLINE: Final = re.compile(r"\x1b\[\d*m")  # nvidia-smi topo prints it even into a pipe
 QUERY: Final = "index,pci.bus_id,utilization.gpu,power.draw,memory.used"
 ADVICE: Final = (
     "python node_report.py on the node shows ACS and IOMMU (NVIDIA/nccl#1999): clear ACS or turn the IOMMU off there, "
@@ -82,4 +84,5 @@ def _said_by(command: list[str]) -> list[str]:
         return []
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"{' '.join(command)}: {error}"]
-    return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    table = _UNDERLINE.sub("", done.stdout + done.stderr).split("Legend:")[0]
+    return [line.rstrip() for line in table.splitlines() if line.strip()]

@@ -21,12 +21,14 @@ from gpubox.errors import GpuboxError
 
 WORKER = Path(__file__).with_name("worker.py")
 Backend = Literal["nccl", "gloo"]
+Events = queue.Queue[tuple[int, dict[str, Any] | None]]  # the rank's number; None when it says no more
 
 # Seconds that a phase may take. Importing torch reads gigabytes on a cold box; the communicator of eight ranks takes
 # seconds; an all-reduce takes milliseconds, or never ends: NVIDIA/nccl#1999 hangs with every GPU at 100 %.
 DEADLINES_S = {"start": 60.0, "import": 300.0, "init": 120.0, "all-reduce": 30.0, "end": 30.0}
 KILL_GRACE_S = 10.0  # a process that waits for a hung GPU may ignore even SIGKILL
 TAIL_LINES = 12
+# After a change of user, never before: that clears the signal (prctl(2), PR_SET_PDEATHSIG).
 DIES_WITH_ITS_CALLER = ("setpriv", "--pdeathsig", "KILL")
 
 # NCCL's own words with NCCL_DEBUG=INFO: "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM".
@@ -69,24 +71,38 @@ class _Rank:
     process: subprocess.Popen[str]
     phase: str = "start"
     since: float = field(default_factory=time.monotonic)
+    begun: set[int] = field(default_factory=set)
     seconds: dict[int, float] = field(default_factory=dict)
     library: str = ""
     wrong: str = ""
     said: list[str] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
 
     @property
     def late(self) -> bool:
         return time.monotonic() - self.since > DEADLINES_S[self.phase.split(" ")[0]]
 
-    def take(self, line: str) -> None:
-        """An event of the worker, or a line of a library it uses."""
-        event = _event(line)
-        if event is None:
-            self.said.append(line)
-            return
+    @property
+    def measured_all(self) -> bool:
+        return bool(self.begun) and self.begun == self.seconds.keys()
+
+    def listen(self, events: Events) -> None:
+        for work, arguments in ((_read_events, (self, events)), (_read_words, (self,))):
+            self.readers.append(threading.Thread(target=work, args=arguments, daemon=True))
+            self.readers[-1].start()
+
+    def last_words(self) -> list[str]:
+        """Of the libraries; complete once the process has ended."""
+        for reader in self.readers:
+            reader.join(timeout=KILL_GRACE_S)
+        return [f"rank {self.number}: {line}" for line in self.said[-TAIL_LINES:]]
+
+    def take(self, event: dict[str, Any]) -> None:
         if "phase" in event:
             self.phase, self.since = str(event["phase"]), time.monotonic()
             self.library = str(event.get("library", ""))
+            if size := re.fullmatch(r"all-reduce (\d+)", self.phase):
+                self.begun.add(int(size[1]))
         elif "wrong" in event:
             self.wrong = str(event["wrong"])
         elif "size" in event:
@@ -110,25 +126,26 @@ def all_reduce(group: Group, launch: Launch, *, observe: Callable[[], str] = str
     then. Its text becomes part of the error's detail.
     """
     port = _free_port()
-    lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    events: Events = queue.Queue()
     ranks: list[_Rank] = []
     failure: CollectiveError | None = None
     try:
         for number, device in enumerate(group.devices):
             own = _rendezvous(number, len(group.devices), port)
-            command = [*DIES_WITH_ITS_CALLER, *launch.prefix, str(launch.python), "-P", str(launch.worker)]
+            command = [*launch.prefix, *DIES_WITH_ITS_CALLER, str(launch.python), "-P", str(launch.worker)]
             ranks.append(_Rank(number, _start([*command, group.backend, str(device)], {**launch.environment, **own})))
-            threading.Thread(target=_pump, args=(ranks[-1], lines), daemon=True).start()
-        _watch(group, ranks, lines)
+            ranks[-1].listen(events)
+        _watch(group, ranks, events)
     except CollectiveError as error:
         failure = error
-        failure.detail = "\n".join(filter(None, [observe(), failure.detail]))
+        failure.detail = observe()
     finally:
         stuck = _end(ranks)
     if stuck:
         failure = failure or CollectiveError(f"all-reduce of {group} ({group.backend}): it passed, but did not end")
         failure.hint = f"ranks {stuck} hang in the driver and ignore SIGKILL: stop the node's other boxes and reboot it"
     if failure:
+        failure.detail = "\n".join([failure.detail, *(line for rank in ranks for line in rank.last_words())]).strip()
         raise failure
     return _summary(group, ranks)
 
@@ -150,31 +167,31 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
     )
 
 
-def _watch(group: Group, ranks: list[_Rank], lines: queue.Queue[tuple[int, str | None]]) -> None:
+def _watch(group: Group, ranks: list[_Rank], events: Events) -> None:
     """Until every rank has ended well. Raises CollectiveError for the first that did not."""
     open_ranks = {rank.number for rank in ranks}
     while open_ranks:
         try:
-            number, line = lines.get(timeout=0.5)
+            number, event = events.get(timeout=0.5)
         except queue.Empty:
             pass
         else:
-            if line is not None:
-                ranks[number].take(line)
+            if event is not None:
+                ranks[number].take(event)
             else:
                 open_ranks.discard(number)
                 status = ranks[number].process.wait()
                 if status != 0:
-                    raise _failed(group, ranks, _death(ranks[number], status))
+                    raise _failed(group, _death(ranks[number], status))
         if late := [rank for rank in ranks if rank.number in open_ranks and rank.late]:
-            raise _failed(group, ranks, _hang(late))
+            raise _failed(group, _hang(late))
 
 
 def _death(rank: _Rank, status: int) -> str:
@@ -191,16 +208,17 @@ def _hang(late: list[_Rank]) -> str:
     return f"rank{'s' if len(late) > 1 else ''} {numbers} hung in phase '{first.phase}' (limit {limit:.0f} s)"
 
 
-def _failed(group: Group, ranks: list[_Rank], what: str) -> CollectiveError:
-    detail = [f"rank {rank.number}: {line}" for rank in ranks for line in rank.said[-TAIL_LINES:]]
-    return CollectiveError(f"all-reduce of {group} ({group.backend}): {what}", detail="\n".join(detail))
+def _failed(group: Group, what: str) -> CollectiveError:
+    return CollectiveError(f"all-reduce of {group} ({group.backend}): {what}")
 
 
 def _summary(group: Group, ranks: list[_Rank]) -> Measured:
     sizes = ranks[0].seconds
-    silent = [rank.number for rank in ranks if not rank.seconds or rank.seconds.keys() != sizes.keys()]
+    silent = [rank.number for rank in ranks if not rank.measured_all or rank.seconds.keys() != sizes.keys()]
     if silent:
-        raise CollectiveError(f"all-reduce of {group} ({group.backend}): ranks {silent} ended, but measured nothing")
+        raise _failed(group, f"ranks {silent} ended well, but did not measure all that they began")
+    for rank in ranks:
+        rank.last_words()
     via = Counter(found[1] for rank in ranks for line in rank.said if (found := _TRANSPORT.search(line)))
     return Measured({size: max(rank.seconds[size] for rank in ranks) for size in sizes}, ranks[0].library, dict(via))
 
@@ -220,21 +238,21 @@ def _end(ranks: list[_Rank]) -> list[int]:
     return stuck
 
 
-def _pump(rank: _Rank, lines: queue.Queue[tuple[int, str | None]]) -> None:
+def _read_events(rank: _Rank, events: Events) -> None:
+    """Raises nothing: a line that is no event is a defect of the worker, and shown with the rest of what it said."""
     assert rank.process.stdout is not None
     for line in rank.process.stdout:
-        lines.put((rank.number, line.rstrip("\n")))
-    lines.put((rank.number, None))
+        try:
+            events.put((rank.number, dict(json.loads(line))))
+        except ValueError:
+            rank.said.append(line.rstrip("\n"))
+    events.put((rank.number, None))
 
 
-def _event(line: str) -> dict[str, Any] | None:
-    if not line.startswith("{"):
-        return None
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
+def _read_words(rank: _Rank) -> None:
+    assert rank.process.stderr is not None
+    for line in rank.process.stderr:
+        rank.said.append(line.rstrip("\n"))
 
 
 def _free_port() -> int:

@@ -3,13 +3,15 @@
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000 python -P worker.py BACKEND DEVICE
 
 DEVICE is the index of the rank's GPU, ignored by gloo. Prints one JSON object a line on standard output: each phase as
-it begins, and what was measured. The parent ends it when a phase takes too long.
+it begins, and what was measured; what libraries print goes to standard error (NCCL writes to file descriptor 1, in the
+middle of others' lines). The parent ends it when a phase takes too long.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -20,11 +22,15 @@ SIZES = (16 * 1024, 1024 * 1024, 16 * 1024 * 1024, 64 * 1024 * 1024)
 ROUNDS = 5
 
 
+events = os.fdopen(os.dup(1), "w")
+
+
 def say(**event: Any) -> None:
-    print(json.dumps(event), flush=True)
+    print(json.dumps(event), file=events, flush=True)
 
 
 def main() -> None:
+    os.dup2(2, 1)
     backend, device = sys.argv[1], int(sys.argv[2])
     say(phase="import")
     torch: Any = importlib.import_module("torch")

@@ -30,6 +30,7 @@ PROLOGUE = """
 import json, os, sys, time
 rank = int(os.environ["RANK"])
 def say(**event): print(json.dumps(event), flush=True)
+def talk(text): print(text, file=sys.stderr, flush=True)
 say(phase="import"); say(phase="init"); say(phase="all-reduce 1024")
 """
 GOOD = 'say(size=1024, seconds=0.5 + rank); say(phase="end", library="gloo of torch 2")'
@@ -65,11 +66,10 @@ def test_bus_bandwidth_worked_out_by_hand() -> None:
     assert Measured({1000: 9.0, 64_000_000: 0.01}, "").bus_gb_per_s(8) == pytest.approx(11.2)
 
 
-def test_transports_are_counted_in_ncclS_own_words(launch: Callable[[str], Launch]) -> None:
+def test_transports_are_counted_in_nccls_own_words(launch: Callable[[str], Launch]) -> None:
     said = """
-print("box:12:34 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")
-print("box:12:34 [0] NCCL INFO Channel 01 : 1[1] -> 0[0] via SHM/direct/direct")
-print("{not json"); print("[1]")
+talk("box:12:34 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")
+talk("box:12:34 [0] NCCL INFO Channel 01 : 1[1] -> 0[0] via SHM/direct/direct")
 """
     assert all_reduce(PAIR, launch(said + GOOD)).transports == {"P2P/CUMEM": 2, "SHM/direct/direct": 2}
 
@@ -80,7 +80,7 @@ def test_a_hang_ends_at_its_deadline_and_is_seen_before_the_kill(
     """NVIDIA/nccl#1999: initialised, then for ever at full utilisation. One rank has passed, the other waits."""
     monkeypatch.setitem(ranks.DEADLINES_S, "all-reduce", 1.0)
     body = launch(f"""
-{GOOD} if rank == 0 else print("NCCL INFO waiting", flush=True)
+{GOOD} if rank == 0 else talk("NCCL INFO waiting")
 while rank == 1: time.sleep(0.1)
 """)
     seen: list[int] = []
@@ -109,7 +109,7 @@ while rank == 1: time.sleep(0.1)
 def test_a_bad_end_names_the_rank_and_ends_the_others(launch: Callable[[str], Launch], body: str, message: str) -> None:
     bad = launch(f"""
 if rank == 1: time.sleep(60)
-print("last words", flush=True)
+talk("last words")
 {body}
 """)
     started = time.monotonic()
@@ -121,9 +121,24 @@ print("last words", flush=True)
     assert still_running(bad) == []
 
 
-def test_silence_of_a_rank_that_claims_success_is_no_success(launch: Callable[[str], Launch]) -> None:
-    with pytest.raises(CollectiveError, match="measured nothing"):
-        all_reduce(PAIR, launch("sys.exit(0)"))
+@pytest.mark.parametrize("body", ["sys.exit(0)", GOOD + '; say(phase="all-reduce 2048")', "print('{not json')"])
+def test_a_rank_that_measured_less_than_it_began_has_not_passed(launch: Callable[[str], Launch], body: str) -> None:
+    with pytest.raises(CollectiveError, match=r"ranks \[0, 1\] ended well, but did not measure all that they began"):
+        all_reduce(PAIR, launch(body))
+
+
+def test_what_libraries_print_reaches_no_event(tmp_path: Path) -> None:
+    """On an H200 NCCL wrote into the middle of an event's line: descriptor 1 belongs to the libraries."""
+    fake = tmp_path / "torch"
+    (fake / "distributed").mkdir(parents=True)
+    (fake / "__init__.py").write_text("import os\nos.write(1, b'half a line')\n__version__ = 'x'\n")
+    (fake / "distributed" / "__init__.py").write_text("def init_process_group(backend): raise SystemExit(5)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-P", ranks.WORKER, "gloo", "0"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (5, "half a line")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"phase": "import"}, {"phase": "init"}]
 
 
 def test_ranks_die_with_a_caller_that_is_killed(launch: Callable[[str], Launch], tmp_path: Path) -> None:
