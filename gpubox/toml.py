@@ -22,6 +22,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def as_tuple(value: object) -> object:
+    """For BeforeValidator: TOML writes lists, and a single item may be written without brackets."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises InputError when the file is missing, unreadable or not TOML."""
     try:

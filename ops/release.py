@@ -15,7 +15,7 @@ from pyinfra.api.state import StateStage
 
 from facts.box import box_state
 from gpubox.errors import GpuboxError
-from gpubox.health.probes import prove
+from gpubox.health.probes import prove_answers
 from gpubox.settings import Settings
 from gpubox.specs.model import ModelSpec
 from gpubox.specs.plan import BoxPlan
@@ -91,7 +91,7 @@ def proved_from_outside(url: str, plan: BoxPlan) -> Iterator[Any]:
         return
     said: list[str] = []
     try:
-        prove(url, plan.server.served_model_name, plan.server.probes, forced_kill=False, report=said.append)
+        prove_answers(url, plan.server.served_model_name, plan.server.probes, report=said.append)
     except GpuboxError as error:
         yield stop(error)
     else:

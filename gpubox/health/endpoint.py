@@ -74,6 +74,19 @@ class Endpoint:
             _expect_ok(response)
             return str(response.json()["choices"][0]["message"]["content"] or "")
 
+    def generate(self, text: str, max_tokens: int, timeout_s: float) -> dict[str, Any]:
+        """The engine's own account (meta_info) of a greedy completion of `text`. Raises ProofError."""
+        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
+        with self._connection("generate") as session:
+            response = session.post(
+                f"{self.base_url}/generate",
+                json={"text": text, "sampling_params": sampling},
+                timeout=timeout_s,
+                allow_redirects=False,
+            )
+            _expect_ok(response)
+            return dict(response.json()["meta_info"])
+
     def stream(self, model: str, text: str, max_tokens: int, end: float) -> int:
         """Stream a chat until [DONE]; returns the number of chunks with content, at least 1.
 

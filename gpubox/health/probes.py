@@ -15,8 +15,10 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from gpubox.errors import ProofError
+from gpubox.health import accept_length
+from gpubox.health.accept_length import AcceptLength, AcceptReport
 from gpubox.health.endpoint import Endpoint, HealthState, shorten
-from gpubox.toml import Strict
+from gpubox.toml import Strict, as_tuple
 
 __all__ = [
     "Answer",
@@ -30,6 +32,7 @@ __all__ = [
     "check_model_id",
     "health_once",
     "prove",
+    "prove_answers",
     "served_models",
     "wait_ready",
 ]
@@ -43,13 +46,6 @@ Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-def _as_tuple(value: object) -> object:
-    """TOML writes lists, and one accepted answer may be written without brackets."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
 class Question(Strict):
     """A question whose right answer has a margin: on a GPU the first greedy answer to a close call was seen to differ.
 
@@ -57,7 +53,7 @@ class Question(Strict):
     """
 
     ask: Text
-    expect: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    expect: Annotated[tuple[Text, ...], BeforeValidator(as_tuple), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     tries: Annotated[int, Field(ge=1, le=10)] = 3
 
@@ -65,13 +61,15 @@ class Question(Strict):
 class Probes(Strict):
     """The table [probes] of servers/*.toml; deadlines in seconds. docs/health.md explains every key."""
 
-    questions: Annotated[tuple[Question, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    questions: Annotated[tuple[Question, ...], BeforeValidator(as_tuple), Field(min_length=1)]
     ready_deadline_s: Seconds  # from start to /health 200; a big model needs an hour
     completion_deadline_s: Seconds = 120.0  # for one question, all its tries together
     burst_requests: Annotated[int, Field(gt=150, le=10_000)] = 160  # sglang#22779 hangs after 100 to 120
     burst_concurrency: Annotated[int, Field(ge=1, le=128)] = 16
     burst_max_tokens: Annotated[int, Field(ge=1, le=4096)] = 2
     burst_deadline_s: Seconds = 300.0  # for the whole burst
+    # Of a server that speculates. Absent from release.json while unset: releases that lie on boxes keep their ids.
+    accept_length: AcceptLength | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Answer(Strict):
@@ -96,6 +94,7 @@ class ProbeReport(Strict):
     model_id: str
     answers: tuple[Answer, ...]
     burst: BurstReport | None
+    accept: AcceptReport | None
     seconds: float
 
 
@@ -237,20 +236,10 @@ def burst(
     return BurstReport(requests=n, seconds=round(time.monotonic() - start, 3))
 
 
-def prove(
-    base_url: str,
-    model_id: str,
-    probes: Probes,
-    *,
-    forced_kill: bool,
-    report: Report,
-    api_key: str | None = None,
-) -> ProbeReport:
-    """Every probe in order on a ready server (see wait_ready). Raises ProofError naming the probe that failed.
-
-    forced_kill: a process of the server that was here before had to be killed; then the burst runs too.
-    """
-    start = time.monotonic()
+def prove_answers(
+    base_url: str, model_id: str, probes: Probes, *, report: Report, api_key: str | None = None
+) -> tuple[Answer, ...]:
+    """What anybody may ask of a ready server: healthy, the right model, right answers. Raises ProofError."""
     state, detail = Endpoint(base_url).health(HEALTH_TIMEOUT_S)
     if state is not HealthState.UP:
         raise ProofError(f"{base_url}: probe 'health' failed: {detail}", hint="read the server's log")
@@ -261,6 +250,29 @@ def prove(
         answer = ask(base_url, model_id, question, deadline_s=probes.completion_deadline_s, api_key=api_key)
         report(f"{question.ask} -> {shorten(answer.text)} ({answer.seconds:.1f} s, try {answer.tries})")
         answers.append(answer)
+    return tuple(answers)
+
+
+def prove(
+    base_url: str,
+    model_id: str,
+    probes: Probes,
+    *,
+    forced_kill: bool,
+    report: Report,
+    api_key: str | None = None,
+) -> ProbeReport:
+    """Every probe in order on a ready server (see wait_ready), from the box itself. Raises ProofError naming the probe.
+
+    forced_kill: a process of the server that was here before had to be killed; then the burst runs too.
+    """
+    start = time.monotonic()
+    answers = prove_answers(base_url, model_id, probes, report=report, api_key=api_key)
+    accept = None
+    if probes.accept_length:
+        accept = accept_length.prove(Endpoint(base_url, api_key), probes.accept_length)
+        least = probes.accept_length.least
+        report(f"accept length {accept.length:.2f} over {accept.prompts} prompts, at least {least:.2f}")
     streamed = None
     if forced_kill:
         report(f"a process was killed by force before: {probes.burst_requests} streamed requests")
@@ -276,4 +288,4 @@ def prove(
         )
         report(f"burst: {streamed.requests} requests in {streamed.seconds:.1f} s, none failed")
     seconds = round(time.monotonic() - start, 3)
-    return ProbeReport(model_id=model_id, answers=tuple(answers), burst=streamed, seconds=seconds)
+    return ProbeReport(model_id=model_id, answers=answers, burst=streamed, accept=accept, seconds=seconds)

@@ -68,6 +68,17 @@ def test_metrics_are_a_part_of_the_recording(standin: Standin) -> None:
     assert set(ours) <= set((RECORDINGS / "metrics_types.txt").read_text().splitlines())
 
 
+@pytest.mark.parametrize(("length", "name"), [("0", "generate.json"), ("1.6", "generate_eagle3.json")])
+def test_generate_is_a_part_of_the_recording(tmp_path: Path, length: str, name: str) -> None:
+    body = {"text": "Once upon a time there was", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+    with run_standin(tmp_path, STANDIN_ACCEPT_LENGTH=length) as server:
+        server.wait_listening()
+        ours, real = requests.post(f"{server.url}/generate", json=body).json(), recorded(name)
+    assert ours["meta_info"].keys() <= real["meta_info"].keys()
+    assert ("spec_verify_ct" in ours["meta_info"]) == ("spec_verify_ct" in real["meta_info"])
+    assert ours["meta_info"]["finish_reason"] == real["meta_info"]["finish_reason"]
+
+
 def test_chat_equals_the_recording_but_for_id_and_time(standin: Standin) -> None:
     body = {"model": "smollm2", "messages": QUESTION, "temperature": 0, "max_tokens": 32}
     ours, real = requests.post(f"{standin.url}/v1/chat/completions", json=body).json(), recorded("chat.json")

@@ -97,11 +97,16 @@ def build_app(engine: Engine) -> ASGIApp:
                 return Response(status_code=499)
         return await _chat(engine, body)
 
+    async def generate(request: Request) -> Response:
+        body = await request.json()
+        return _json(_generate(engine, body["text"], body["sampling_params"].get("max_new_tokens", DEFAULT_MAX_TOKENS)))
+
     routes = [
         Route("/health", health),
         Route("/health_generate", health),
         Route("/metrics", metrics),
         Route("/v1/models", models),
+        Route("/generate", generate, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         *[Route(path, model_info) for path in ("/model_info", "/get_model_info")],
         *[Route(path, server_info) for path in ("/server_info", "/get_server_info")],
@@ -158,6 +163,17 @@ async def _chat(engine: Engine, body: dict[str, Any]) -> Response:
     choice = {"index": 0, "message": message, "logprobs": None, **finish}
     completion = {"object": "chat.completion", "choices": [choice], "usage": usage}
     return _json(head | completion | {"metadata": {"weight_version": "default"}})
+
+
+def _generate(engine: Engine, text: str, limit: int) -> dict[str, Any]:
+    produced = tokens(reply(text))[:limit]
+    count = len(produced)
+    finish = {"type": "length", "length": limit} if count == limit else {"type": "stop", "matched": EOS_ID}
+    meta = {"id": uuid.uuid4().hex, "finish_reason": finish, "prompt_tokens": len(tokens(text))}
+    if engine.settings.accept_length:
+        passes = max(1, round(count / engine.settings.accept_length))
+        meta |= {"spec_verify_ct": passes, "spec_accept_length": count / passes}
+    return {"text": "".join(produced), "meta_info": meta | {"completion_tokens": count}}
 
 
 async def _events(

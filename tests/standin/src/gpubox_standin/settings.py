@@ -28,6 +28,7 @@ class Settings:
     drain_s: float = 0.1  # how often a drain looks at the requests in flight; 5 s in the real engine
     die_after_s: float = 5.0
     hang_after: int = 100
+    accept_length: float = 0.0  # tokens a pass that a speculating server reports; 0: it does not speculate
     worker_life_s: float = 3600.0  # bounds the stubborn worker, should a test lose it
 
 
@@ -37,6 +38,6 @@ def from_environment() -> Settings:
     def number(name: str) -> float:
         return float(os.environ.get(f"STANDIN_{name.upper()}", getattr(Settings, name)))
 
-    names = ("load_s", "warmup_s", "health_s", "token_s", "drain_s", "die_after_s", "worker_life_s")
+    names = ("load_s", "warmup_s", "health_s", "token_s", "drain_s", "die_after_s", "worker_life_s", "accept_length")
     fault = Fault(os.environ.get("STANDIN_FAULT", ""))
     return Settings(fault=fault, hang_after=int(number("hang_after")), **{name: number(name) for name in names})
