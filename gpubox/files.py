@@ -32,6 +32,23 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Durable before it returns. A line torn by a crash is closed first, so that it cannot swallow this one."""
+    data = line.encode() + b"\n"
+    created = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if created:
+        sync_directory(path.parent)
+
+
 def link_atomic(link: Path, target: str) -> None:
     """Point the symbolic link `link` at `target` in one step (symlink beside it, then rename)."""
     temporary = link.with_name(f".{link.name}.new")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpubox.files import append_line
 
 
 class Verdict(StrEnum):
@@ -48,17 +49,8 @@ class History:
         self.path = path
 
     def append(self, entry: Entry) -> None:
-        """Durable before it returns. A line torn by a crash is closed first, so that it cannot swallow this one."""
-        line = (json.dumps(entry.model_dump(mode="json"), ensure_ascii=False) + "\n").encode()
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            os.write(descriptor, line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        """Durable before it returns."""
+        append_line(self.path, json.dumps(entry.model_dump(mode="json"), ensure_ascii=False))
 
     def __iter__(self) -> Iterator[Entry]:
         """Oldest first. Lines that a crash tore are passed over: they never were verdicts.
