@@ -33,7 +33,7 @@ class _Recipe(Strict):
 
 
 def shipped() -> tuple[str, ...]:
-    """960 prompts in a fixed shuffled order."""
+    """1,088 prompts in a fixed shuffled order."""
     recipe = load(_Recipe, SHIPPED)
     texts = [form.replace("{topic}", topic) for form in recipe.forms for topic in recipe.topics]
     random.Random(ORDER_SEED).shuffle(texts)

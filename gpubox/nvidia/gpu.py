@@ -33,6 +33,11 @@ def gpu_uuids() -> tuple[str, ...]:
     return tuple(line.strip() for line in _query("uuid").splitlines()) if has_nvidia_driver() else ()
 
 
+def gpu_names() -> tuple[str, ...]:
+    """The same, as nvidia-smi names the product."""
+    return tuple(line.strip() for line in _query("name").splitlines()) if has_nvidia_driver() else ()
+
+
 def driver_version() -> str:
     """The loaded module's version; empty without one."""
     return (loaded_version(DRIVER_FILE.read_text(encoding="utf-8")) or "unknown") if has_nvidia_driver() else ""
