@@ -6,6 +6,7 @@ spread between repeats and not as a difference between concurrencies.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from gpubox.bench.endpoint_facts import accept_length, counters, server_info
 from gpubox.errors import InputError, ProofError
 from gpubox.rollout.history import now
 from gpubox.rollout.running import run_lines
+from gpubox.rollout.service_user import run_as
 
 CONCURRENCIES: Final = (1, 2, 5, 10, 30, 70, 100, 250)
 LAST_WORDS: Final = 15  # lines of the load generator kept for an error
@@ -48,7 +50,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything that a cell needs. `alive` names the server's life: another name after a cell is a restart."""
+    """Everything that a cell needs. `user`: who runs the load generator; None is who calls.
+
+    `alive` names the server's life: another name after a cell is a restart.
+    """
 
     python: Path
     environment: Mapping[str, str]
@@ -57,6 +62,7 @@ class Bench:
     work: Work
     texts: tuple[str, ...]
     alive: Callable[[], str]
+    user: str | None = None
 
 
 def work_of(model: str, texts: tuple[str, ...], plan: Plan, base_url: str, gpus: tuple[str, ...]) -> Work:
@@ -131,8 +137,10 @@ def _run(bench: Bench, load: Load, report: Report) -> tuple[Measured, list[str]]
     with tempfile.TemporaryDirectory(prefix="gpubox-bench-") as directory:
         asked, output = Path(directory) / "prompts.jsonl", Path(directory) / "result.jsonl"
         write_prompts(asked, bench.texts[: load.requests])
+        if bench.user:
+            shutil.chown(directory, bench.user)
         status = run_lines(
-            command(bench.python, bench.target, load, asked, output),
+            [*run_as(bench.user), *command(bench.python, bench.target, load, asked, output)],
             environment=bench.environment,
             on_line=said.append,
             on_silence=lambda seconds: report(f"concurrency {load.concurrency}: measuring for {seconds:.0f} s"),

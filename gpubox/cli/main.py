@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import importlib
 import json
 import os
 import socket
@@ -15,28 +16,17 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from gpubox.cli.build import model_group, release_group, stack_group
-from gpubox.cli.collectives import collectives_group
+from gpubox.cli.box import open_box
 from gpubox.cli.text import show_history, show_releases, show_status
 from gpubox.errors import ExitCode, GpuboxError, ProofError
-from gpubox.health.prober import HttpProber
-from gpubox.layout import Layout
 from gpubox.rollout import detached
 from gpubox.rollout import status as box_status
 from gpubox.rollout.activation import Box, Request
-from gpubox.rollout.drill import pause_if_asked
-from gpubox.rollout.gates import ReleaseGates
 from gpubox.rollout.locking import session_anchor
 from gpubox.rollout.rollback import rollback_target
-from gpubox.rollout.service import SystemdService
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 who_option = click.option("--who", default=None, help="Who asks; written to history (default: you).")
-
-
-def open_box() -> Box:
-    layout = Layout()
-    return Box(layout, SystemdService(), HttpProber(), ReleaseGates(layout), pause_if_asked)
 
 
 def invoker() -> str:
@@ -58,8 +48,27 @@ def errors_to_exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+# Groups of verbs by the module that holds them, imported when asked for: `gpubox status` needs none of them.
+GROUPS = {
+    "bench": "gpubox.cli.bench",
+    "collectives": "gpubox.cli.collectives",
+    "model": "gpubox.cli.build",
+    "release": "gpubox.cli.build",
+    "stack": "gpubox.cli.build",
+}
+
+
 class GpuboxGroup(click.Group):
     """Every verb reports GpuboxError the same way."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *GROUPS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in GROUPS:
+            return super().get_command(ctx, cmd_name)
+        group: click.Command = getattr(importlib.import_module(GROUPS[cmd_name]), f"{cmd_name}_group")
+        return group
 
     def invoke(self, ctx: click.Context) -> Any:
         return errors_to_exit_codes(super().invoke)(ctx)
@@ -69,12 +78,6 @@ class GpuboxGroup(click.Group):
 @click.version_option(package_name="gpubox")
 def main() -> None:
     """Releases of the inference server on this box: see, prove, switch, roll back."""
-
-
-main.add_command(stack_group)
-main.add_command(model_group)
-main.add_command(release_group)
-main.add_command(collectives_group)
 
 
 def print_json(value: BaseModel | list[BaseModel]) -> None:

@@ -6,9 +6,7 @@ four (NVIDIA/nccl#1999), and a table of what should work (nvidia-smi topo) is no
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +19,7 @@ from gpubox.errors import InputError, RefusedError
 from gpubox.layout import Layout
 from gpubox.nvidia.gpu import busy_gpus, driver_version, gpu_uuids
 from gpubox.rollout.history import now
+from gpubox.rollout.service_user import run_as, service_user
 from gpubox.specs.release import Release
 
 Reporter = Callable[[str], None]
@@ -120,16 +119,6 @@ def _result(group: Group, measured: Measured) -> GroupResult:
 
 def _launch(release: Release, layout: Layout, backend: Backend) -> Launch:
     extra = NCCL_SPEAKS if backend == "nccl" else GLOO_STAYS_HERE
+    # The ranks get the rights that the server will have: a device node that only root may open fails here.
     python = layout.stacks / release.stack_id / "venv" / "bin" / "python"
-    return Launch(python, {**BASE_ENVIRONMENT, **release.environment, **extra}, _as_service_user())
-
-
-def _as_service_user(unit: str = "sglang.service") -> list[str]:
-    """The ranks get the rights that the server will have: a device node that only root may open fails here."""
-    if os.geteuid() != 0:
-        return []
-    command = ["systemctl", "show", unit, "--property=User", "--value"]
-    user = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    if not user or user == "root":
-        return []
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--no-new-privs"]
+    return Launch(python, {**BASE_ENVIRONMENT, **release.environment, **extra}, run_as(service_user()))

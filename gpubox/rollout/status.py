@@ -132,12 +132,11 @@ def verify(box: Box, release_id: str, *, deep: bool) -> list[str]:
 
 def stack_problems(stack: Path) -> list[str]:
     """Distributions that the lock names and the venv lacks, or the other way round."""
-    python = next((stack / "venv" / "lib").glob("python3.*"), None)
+    python = _python_of(stack)
     if python is None:
         return [f"{stack}: its venv is gone"]
     found = {_normal(d.name): d.version for d in distributions(path=[str(python / "site-packages")])}
-    lock = parse_lock((stack / "requirements.lock").read_text(encoding="utf-8"))
-    expected = lock.expected(python.name.removeprefix("python"))
+    expected = locked_versions(stack)
     problems = [
         f"{stack.name}: {name} is {found.get(name, 'missing')}, locked is {version}"
         for name, version in expected.items()
@@ -146,6 +145,20 @@ def stack_problems(stack: Path) -> list[str]:
     return problems + [
         f"{stack.name}: {name} {found[name]} is not in the lock" for name in found.keys() - expected.keys()
     ]
+
+
+def locked_versions(stack: Path) -> dict[str, str]:
+    """Versions by distribution that the lock of a built stack names for its Python; empty when its venv is gone."""
+    python = _python_of(stack)
+    if python is None:
+        return {}
+    lock = parse_lock((stack / "requirements.lock").read_text(encoding="utf-8"))
+    return dict(lock.expected(python.name.removeprefix("python")))
+
+
+def _python_of(stack: Path) -> Path | None:
+    """venv/lib/python3.x"""
+    return next((stack / "venv" / "lib").glob("python3.*"), None)
 
 
 def _normal(name: str) -> str:

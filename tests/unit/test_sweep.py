@@ -170,6 +170,10 @@ def test_a_killed_sweep_leaves_readable_results_and_goes_on(tmp_path: Path, benc
     assert [(cell.repeat, cell.concurrency) for cell in rest] == [(2, 1), (2, 4)]
 
 
+def runs_program(process: psutil.Process, program: Path) -> bool:
+    return str(program) in " ".join(process.info["cmdline"] or ())
+
+
 METRICS = """\
 # TYPE sglang:generation_tokens_total counter
 sglang:generation_tokens_total{is_streaming="false"} 28.0
