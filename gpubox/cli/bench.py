@@ -138,7 +138,7 @@ def crossover_line(found: Comparison) -> str:
     if found.crossover is Crossover.FOUND:
         between = f" (more repeats at {more} would tell)" if more else ""
         return (
-            f"crossover: from concurrency {found.at} on {found.winner} stays better; at {found.above} not yet{between}"
+            f"crossover: from concurrency {found.at} on {found.winner} stays better, at {found.above} not yet{between}"
         )
     if found.crossover is Crossover.NONE:
         return f"crossover: none in range, {found.winner} is better everywhere"
