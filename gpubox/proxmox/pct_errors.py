@@ -70,6 +70,10 @@ _ADVICE = [
         "the node could not fetch it: check its network, or put the file into the storage by hand",
     ),
     (
+        r"unable to hotplug \w+:",
+        "nothing was written, and a stopped container needs no hotplug: pct shutdown {vmid}, and run again",
+    ),
+    (
         r"startup for container|lxc-start.*failed",
         "why it did not start: pct start {vmid} --debug, journalctl -b -u pve-container@{vmid}",
     ),

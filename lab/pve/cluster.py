@@ -21,12 +21,13 @@ def pveversion() -> None:
     if any(word not in ("--verbose", "-verbose", "-v") for word in words):
         print("USAGE: pveversion [--verbose]", file=sys.stderr)
         sys.exit(255)
-    kernel = machine.running_kernel()
+    kernel, pve = machine.running_kernel(), version.current()
+    manager = f"{pve.manager}/{pve.repository_id}"
     if not words:
-        print(f"pve-manager/{version.VERSION}/{version.REPOSITORY_ID} (running kernel: {kernel})")
+        print(f"pve-manager/{manager} (running kernel: {kernel})")
         return
-    print(f"proxmox-ve: {version.RELEASE}.0 (running kernel: {kernel})")
-    print(f"pve-manager: {version.VERSION} (running version: {version.VERSION}/{version.REPOSITORY_ID})")
+    print(f"proxmox-ve: {pve.release}.0 (running kernel: {kernel})")
+    print(f"pve-manager: {pve.manager} (running version: {manager})")
 
 
 def pvecm() -> None:

@@ -208,17 +208,23 @@ def passthrough(vmid: str) -> Path:
 def prepare(vmid: str) -> None:
     """What PVE's pre-start hook does: makes the device nodes, writes host name and resolver."""
     config = load(vmid)
-    owner = SHIFT if is_shifted(config) else 0
     shutil.rmtree(passthrough(vmid), ignore_errors=True)
     for text in config.indexed("dev").values():
-        device = parse_property_string(DEVICE, text)
-        state = device_mode(device["path"])
-        node = passthrough(vmid) / device["path"].lstrip("/")
-        node.parent.mkdir(parents=True, exist_ok=True)
-        os.mknod(node, stat.S_IFMT(state.st_mode) | 0o660, state.st_rdev)
-        node.chmod(int(device.get("mode", "0660"), 8))
-        os.chown(node, owner + int(device.get("uid", "0")), owner + int(device.get("gid", "0")))
+        make_node(vmid, config, parse_property_string(DEVICE, text))
     write_identity(config, vmid, root_directory(config))
+
+
+def make_node(vmid: str, config: Config, device: dict[str, str]) -> tuple[Path, os.stat_result]:
+    """The device node that will be bound into the container, and the state of the one it stands for."""
+    state = device_mode(device["path"])
+    owner = SHIFT if is_shifted(config) else 0
+    node = passthrough(vmid) / device["path"].lstrip("/")
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.unlink(missing_ok=True)
+    os.mknod(node, stat.S_IFMT(state.st_mode) | 0o660, state.st_rdev)
+    node.chmod(int(device.get("mode", "0660"), 8))
+    os.chown(node, owner + int(device.get("uid", "0")), owner + int(device.get("gid", "0")))
+    return node, state
 
 
 def write_identity(config: Config, vmid: str, root: Path) -> None:

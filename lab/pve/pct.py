@@ -1,8 +1,8 @@
 """A stand-in for `pct`, Proxmox VE's command for containers (pve-container 6), over the lab's own LXC.
 
 Kept: commands, options, output, error strings, exit statuses (255 for a failed task), the configuration file with
-pending changes and snapshots, the order of creation with its locks. Not kept: quorum, HA, migration, backup, clones,
-taking snapshots, hotplug into a running container, the firewall.
+pending changes and snapshots, the order of creation with its locks, a new devN in a running container (version.py says
+from which PVE on). Not kept: quorum, HA, migration, backup, clones, taking snapshots, other hotplug, the firewall.
 """
 
 from __future__ import annotations

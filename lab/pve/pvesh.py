@@ -24,13 +24,14 @@ from .schema import Parameter
 from .status import guest_status
 from .status import guests as guest_list
 from .update import shown
-from .version import RELEASE, REPOSITORY_ID, VERSION
+from .version import current
 
 Answer = object
 
 
 def _version() -> Answer:
-    return {"release": RELEASE, "repoid": REPOSITORY_ID, "version": VERSION}
+    pve = current()
+    return {"release": pve.release, "repoid": pve.repository_id, "version": pve.manager}
 
 
 def _nodes() -> Answer:

@@ -6,7 +6,7 @@ import re
 import sys
 
 from . import config as conf
-from . import lxc
+from . import hotplug, lxc, version
 from .config import Config
 from .create import allocate_volume, with_hardware_address
 from .errors import PveError, verification_failed
@@ -75,8 +75,9 @@ def _queue_values(config: Config, values: dict[str, str]) -> None:
 def apply_pending(vmid: str, config: Config, *, running: bool, only: set[str] | None = None) -> None:
     """Move pending changes into the current settings: all of them in a stopped container, else those that can.
 
-    The stand-in plugs nothing into a running container but what needs no change there: a new devN or mpN stays
-    pending until the next start, where PVE 9 would add it at once.
+    Into a running container goes what needs no change there and, on PVE 9, a new devN; a devN to change or to take
+    away waits there too. Not kept: PVE also applies mpN, netN, memory, swap and CPU limits at once.
+    Raises PveError when a device could not be plugged in; nothing is written then.
     """
     for name in config.pending_deletes():
         if (only is None or name in only) and (not running or name in FAST):
@@ -90,6 +91,17 @@ def apply_pending(vmid: str, config: Config, *, running: bool, only: set[str] | 
         elif not running or name in FAST:
             config.settings[name] = _completed(vmid, config, name, value)
             del config.pending.settings[name]
+        elif re.fullmatch(r"dev\d+", name) and name not in config.settings and version.current().hotplugs_devices:
+            _plug(vmid, config, name, value)
+            config.settings[name] = value
+            del config.pending.settings[name]
+
+
+def _plug(vmid: str, config: Config, name: str, value: str) -> None:
+    try:
+        hotplug.plug(vmid, config, parse_property_string(DEVICE, value))
+    except PveError as error:
+        raise verification_failed({name: f"unable to hotplug {name}: {error}"}) from error
 
 
 def _completed(vmid: str, config: Config, name: str, value: str) -> str:

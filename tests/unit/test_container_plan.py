@@ -519,6 +519,8 @@ def test_old_style_gpus_are_counted() -> None:
         ("Device /dev/nvidia-uvm does not exist", "nvidia-modprobe"),
         ("can't update CT 101 drive 'mp0' - protection mode enabled", "--protection 0"),
         ("startup for container '101' failed", "pct start 101 --debug"),
+        ("400 Parameter verification failed.\ndev1: unable to hotplug dev1: move_mount failed", "pct shutdown 101"),
+        ("dev1: unable to hotplug dev1: Device /dev/nvidia-uvm does not exist", "nvidia-modprobe"),
         ("all is well", None),
     ],
 )
