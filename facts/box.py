@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pyinfra import host
 from pyinfra.api import FactBase
 
-from facts import userland
+from facts import gpus, userland
 from facts.per_host import PerHost
 from gpubox.nvidia.box_readings import BoxReadings, read_box
 from gpubox.settings import Settings
@@ -20,7 +20,6 @@ from gpubox.settings import Settings
 # POSIX sh, since a bare machine may have nothing else. Every line of output is 'key value'; always exits 0.
 SCRIPT = r"""
 root=/opt/gpubox
-say() {{ [ -n "$2" ] && echo "$1 $2"; }}
 dpkg-query -W -f '${{db:Status-Status}} ${{Package}}\n' {packages} 2>/dev/null | sed -n 's/^installed /package /p'
 for p in python3 python{python}; do command -v "$p" >/dev/null && say command "$p"; done
 say user "$(getent passwd {user} | cut -d: -f1)"
@@ -98,7 +97,8 @@ class Box(FactBase[BoxState]):
             model_path=shlex.quote(model_path),
             wheelhouse=shlex.quote(wheelhouse),
         )
-        return f"sh -c {shlex.quote(script + userland.script(user, ask=ask_cuda) + 'true')}"
+        whole = gpus.SHELL + script + userland.script(user, ask=ask_cuda) + "true"
+        return f"sh -c {shlex.quote(whole)}"
 
     def process(self, output: list[str]) -> BoxState:
         seen = BoxState()

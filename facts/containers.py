@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pyinfra import host
 from pyinfra.api import FactBase
 
+from facts import gpus
 from facts.per_host import PerHost
-from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus, gpus_on_pci
+from gpubox.nvidia.gpu_count import device_nodes, read_gpus
 from gpubox.proxmox.container_plan import template_volume
 from gpubox.proxmox.container_state import ContainerState, NodeState
 from gpubox.proxmox.settings import ContainerSettings
@@ -38,14 +39,6 @@ SCRIPT = (
 { command -v pct || [ -x /usr/sbin/pct ]; } >/dev/null && echo 'pve yes'
 [ "$(id -u)" = 0 ] && echo 'root yes'
 grep -qs "\"$(uname -n | cut -d. -f1)\":\"maintenance\"" /etc/pve/ha/manager_status && echo 'maintenance yes'
-lspci -Dnmm -d 10de: 2>/dev/null | sed 's/^/pci /'
-for f in /proc/driver/nvidia/gpus/*/information; do
-  [ -f "$f" ] && echo "minor $(basename "$(dirname "$f")") $(sed -n 's/^Device Minor:[[:space:]]*//p' "$f")"
-done
-for d in /dev/nvidia*; do [ -c "$d" ] && echo "node $d $(stat -c '%t %T' "$d")"; done
-if command -v nvidia-smi >/dev/null; then
-  echo "listed $(timeout 60 nvidia-smi -L 2>/dev/null | grep -c '^GPU [0-9]')"
-fi
 absent=
 container() {
   conf=/etc/pve/lxc/$1.conf lock=/run/lock/lxc/pve-config-$1.lock changed=/run/gpubox/restart-$1
@@ -69,9 +62,7 @@ container() {
   echo "running $1 yes"
   [ "$(head -n 1 "$changed" 2>/dev/null)" = "$run" ] && sed -n "2,\$s/^/changed $1 /p" "$changed"
   root=/proc/${run% *}/root
-  for d in "$root"/dev/nvidia*; do
-    [ -c "$d" ] && [ ! -L "$d" ] && echo "inside $1 ${d#"$root"} $(stat -c '%t %T' "$d")"
-  done
+  nvidia_nodes "$root" | sed "s/^/inside $1 /"
   [ -n "$4" ] && size=$(stat -c %s "$root$4" 2>/dev/null) || return
   [ "$(stat -c %s "$4" 2>/dev/null || echo "$size")" = "$size" ] && echo "run_file $1 yes"
 }
@@ -79,7 +70,6 @@ container() {
 )
 STORAGES = r"""
 [ -n "$absent" ] && pvesm status --content rootdir 2>/dev/null | awk 'NR > 1 { print "storage", $1, $3 }'
-true
 """
 
 
@@ -102,7 +92,7 @@ class Containers(FactBase[NodeState]):
     def command(self, containers: list[tuple[int, str, str, str]]) -> str:
         """containers: vmid, the volume of its template, the directory of its models or "", the .run file or ""."""
         calls = [f"container {vmid} {shlex.join(words)}" for vmid, *words in containers]
-        script = "\n".join([SCRIPT, *calls, STORAGES])
+        script = "\n".join([gpus.SHELL, SCRIPT, *calls, STORAGES, gpus.COUNT, gpus.ASK_SMI, "true"])
         return f"sh -c {shlex.quote(script)}"
 
     def process(self, output: list[str]) -> NodeState:
@@ -120,24 +110,13 @@ class Containers(FactBase[NodeState]):
             root="root" in said,
             maintenance="maintenance" in said,
             storages={name: status == "active" for name, status in map(str.split, said["storage"])},
-            gpus=_gpus(said),
+            gpus=read_gpus(said),
             containers={vmid: _container(about) for vmid, about in per_container.items()},
         )
 
     @staticmethod
     def default() -> NodeState:
         return NodeState()
-
-
-def _gpus(said: dict[str, list[str]]) -> NodeGpus:
-    minors = dict(value.split(" ", 1) for value in said["minor"])
-    listed = said["listed"]
-    return NodeGpus(
-        pci=gpus_on_pci(said["pci"]),
-        minors={slot: int(minor) for slot, minor in minors.items() if minor.strip().isdigit()},
-        nodes=_device_nodes(said["node"]),
-        listed=int(listed[-1]) if listed else None,
-    )
 
 
 def _container(about: dict[str, list[str]]) -> ContainerState:
@@ -149,15 +128,9 @@ def _container(about: dict[str, list[str]]) -> ContainerState:
         template=about["template"][0] if "template" in about else "",
         models=about["models"][0] if "models" in about else "directory",
         changed_raw=tuple(about["changed"]),
-        inside=_device_nodes(about["inside"]),
+        inside=device_nodes(about["inside"]),
         has_run_file="run_file" in about,
     )
-
-
-def _device_nodes(lines: list[str]) -> dict[str, DeviceNode]:
-    """Lines 'path major minor', the numbers in hexadecimal as stat prints them."""
-    fields = [line.split() for line in lines]
-    return {path: DeviceNode(int(major, 16), int(minor, 16)) for path, major, minor in fields}
 
 
 def _read(targets: tuple[Target, ...]) -> NodeState:

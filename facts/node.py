@@ -1,7 +1,7 @@
 """Everything asked of a Proxmox VE node, in one remote command. gpubox/proxmox/node_readings.py reads it.
 
-nvidia-smi comes last and only with the module loaded: run as root it would load the module and make device nodes by
-itself, and so hide what the next boot will lack.
+Apart from facts/containers.py, with which it shares facts/gpus.py: that is asked again after every `pct`, and this one
+asks programs that take seconds (lspci -vvv, journalctl, dkms) and that no `pct` changes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pyinfra import host
 from pyinfra.api import FactBase
 
+from facts import gpus
 from facts.per_host import PerHost
 from gpubox.proxmox.node import TOOLS, UNITS
 from gpubox.proxmox.node_readings import NodeReadings, read_node
@@ -25,11 +26,7 @@ DRIVER_PACKAGES = (
     " nvidia-smi cuda-drivers* libcuda1* libnvidia-compute* libnvidia-ml1 firmware-nvidia-gsp"
 )
 
-# GPUBOX_ROOT: the root under which the tests lay out a machine's files; empty on a node.
 SCRIPT = r"""
-R=${GPUBOX_ROOT:-}
-say() { [ -n "$2" ] && echo "$1 $2"; }
-each() { while read -r line; do say "$1" "$line"; done; }
 read1() { head -n 1 "$1" 2>/dev/null; }
 have() { command -v "$1" >/dev/null 2>&1; }
 say release "$(uname -r)"
@@ -62,15 +59,15 @@ say uvm_disable_hmm "$(read1 "$R"/sys/module/nvidia_uvm/parameters/uvm_disable_h
 for d in /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib; do
   for f in "$R$d"/libcuda.so.*.*; do [ -f "$f" ] && echo "${f##*/libcuda.so.}"; done
 done | sort -u | each libcuda
-have lspci && lspci -Dnmm -d 10de: 2>/dev/null | sed -n 's/^\([^ ]*\) "030[02]" "10de" "\([0-9a-f]*\)".*/\1 \2/p' |
-while read -r address device; do
+pci_gpus | while read -r address; do
   d=$R/sys/bus/pci/devices/$address bar=0
   while read -r first last flags; do
     size=$((last - first)); [ "$size" -gt 0 ] && [ $((size + 1)) -gt "$bar" ] && bar=$((size + 1))
   done 2>/dev/null <"$d/resource"
-  w=$(read1 "$d/current_link_width"); m=$(read1 "$d/max_link_width"); g=$(read1 "$d/iommu_group/type")
-  say gpu "$address $device ${w:-0} ${m:-0} $bar ${g:--}"
-  say gpu_parents "$address $(readlink -f "$d" | tr / '\n' | grep '^[0-9a-f]*:[0-9a-f]*:[0-9a-f]*\.[0-7]$' |
+  id=$(read1 "$d/device"); w=$(read1 "$d/current_link_width"); m=$(read1 "$d/max_link_width")
+  g=$(read1 "$d/iommu_group/type")
+  say card "$address ${id#0x} ${w:-0} ${m:-0} $bar ${g:--}"
+  say card_parents "$address $(readlink -f "$d" | tr / '\n' | grep '^[0-9a-f]*:[0-9a-f]*:[0-9a-f]*\.[0-7]$' |
     grep -vxF "$address" | tr '\n' ' ')"
 done
 for d in "$R"/sys/bus/pci/devices/*; do
@@ -85,10 +82,6 @@ if have lspci && verbose=$(lspci -Dvvv 2>/dev/null); then
   echo "$verbose" | awk '/^[0-9a-f]/ { address = $1 } /ACSCtl:/ && /(ReqRedir|CmpltRedir)[+]/ { print address }' |
     each acs_redirecting
 fi
-for f in "$R"/dev/nvidia[0-9]*; do { [ -c "$f" ] || [ -n "$R" ] && [ -e "$f" ]; } && say gpu_node "${f#"$R"}"; done
-for f in /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset; do
-  { [ -c "$R$f" ] || [ -n "$R" ] && [ -e "$R$f" ]; } && say control_node "$f"
-done
 have mokutil && case $(mokutil --sb-state 2>&1) in
   *"SecureBoot enabled"*) say secure_boot enabled ;;
   *"SecureBoot disabled"* | *"not supported"*) say secure_boot disabled ;;
@@ -118,14 +111,6 @@ if have systemctl; then
   done
   systemctl show -p NeedDaemonReload --value $UNITS 2>/dev/null | grep -q yes && say reload yes
 fi
-if have nvidia-smi && [ -e "$R"/proc/driver/nvidia/version ]; then
-  if smi=$(timeout 90 nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader 2>&1); then
-    echo "smi_ok yes"; echo "$smi" | each smi_gpu
-  else
-    say smi_error "$(echo "$smi" | grep -v '^ *$' | head -n 1)"
-  fi
-fi
-true
 """
 
 
@@ -145,7 +130,8 @@ class Node(FactBase[list[str]]):
             "KERNEL": kernel,
         }
         assigned = "\n".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-        return f"sh -c {shlex.quote(assigned + SCRIPT)}"
+        script = "\n".join([assigned, gpus.SHELL, SCRIPT, gpus.COUNT, gpus.ASK_SMI, "true"])
+        return f"sh -c {shlex.quote(script)}"
 
     def process(self, output: list[str]) -> list[str]:
         return list(output)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from facts import gpus
 from gpubox.nvidia import cuda_probe
 from gpubox.nvidia.userland import DRIVER_PACKAGES
 
 PROBE = Path(cuda_probe.__file__).read_text(encoding="utf-8")
 
-# GPUBOX_ROOT: the root under which the tests lay out a machine's files; empty on a box.
 SCRIPT = r"""
-R=${GPUBOX_ROOT:-}
-each() { while read -r line; do say "$1" "$line"; done; }
 [ -r "$R/etc/os-release" ] && say os "$(. "$R/etc/os-release" && echo "$ID $VERSION_ID")"
 say driver "$(head -n 1 "$R/proc/driver/nvidia/version" 2>/dev/null)"
 say container "$(systemd-detect-virt --container 2>/dev/null || true)"
@@ -44,24 +42,13 @@ sed -n 's/^[[:space:]]*\(export[[:space:]]*\)\{0,1\}LD_LIBRARY_PATH=//p' "$R$f" 
   while read -r d; do
     case $d in /*) say loader_directory "$f ${d%/}"; [ -e "$R$d/libcuda.so.1" ] && found "$R$d/libcuda.so.1" ;; esac
   done
-for d in "$R"/sys/bus/pci/devices/*; do
-  { read -r v <"$d/vendor"; read -r c <"$d/class"; } 2>/dev/null || continue
-  case $v$c in 0x10de0x0300* | 0x10de0x0302*) say pci_gpu "${d##*/}" ;; esac
-done
-for d in "$R"/proc/driver/nvidia/gpus/*; do [ -d "$d" ] && say driver_gpu "${d##*/}"; done
-for f in "$R"/dev/nvidia[0-9]*; do { [ -c "$f" ] || [ -n "$R" ] && [ -e "$f" ]; } && say gpu_node "${f#"$R"}"; done
 say uvm_major "$(sed -n 's/^ *\([0-9]*\) nvidia-uvm$/\1/p' "$R/proc/devices" 2>/dev/null)"
-[ -c "$R/dev/nvidia-uvm" ] && say uvm_node "$((0x$(stat -c %t "$R/dev/nvidia-uvm")))"
 """
 
 # Only where a driver is wanted and loaded. The probe is asked as the service's user, since device nodes may be root's
 # alone, and without this session's environment, which the service does not have.
 ASK = r"""
 if [ -e "$R/proc/driver/nvidia/version" ]; then
-  if command -v nvidia-smi >/dev/null; then
-    if smi=$(timeout 90 nvidia-smi -L 2>&1); then echo "smi_ok yes"; echo "$smi" | grep '^GPU ' | each smi_gpu
-    else say smi_error "$(echo "$smi" | grep -v '^ *$' | head -n 1)"; fi
-  else say smi_error "it is not installed"; fi
   probe() {
     u=$1; shift
     said=$("$@" env -i "PATH=$PATH" timeout 60 python3 -c "$PROBE" 2>&1 | tail -n 1)
@@ -78,7 +65,8 @@ fi
 
 
 def script(service_user: str, *, ask: bool) -> str:
-    """POSIX sh that prints `key value` lines with the shell function `say` of facts/box.py. `ask`: also try CUDA."""
+    """POSIX sh that prints `key value` lines, by the functions of facts.gpus.SHELL. `ask`: also nvidia-smi and CUDA."""
     values = {"DRIVER_PACKAGES": " ".join(DRIVER_PACKAGES), "SERVICE_USER": service_user, "PROBE": PROBE if ask else ""}
     assigned = "\n".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-    return f"{assigned}\n{SCRIPT}{ASK if ask else ''}"
+    parts = [assigned, SCRIPT, gpus.COUNT, *([gpus.ASK_SMI, ASK] if ask else [])]
+    return "\n".join(parts)

@@ -14,7 +14,7 @@ from pyinfra.operations import apt
 
 from facts.node import STATE, node_readings
 from gpubox.nvidia.driver import DriverSettings
-from gpubox.nvidia.gpu_count import CONTROL_NODES
+from gpubox.nvidia.gpu_count import counts_text
 from gpubox.proxmox import node
 from gpubox.proxmox.settings import NodeSettings
 from ops import reboot
@@ -161,13 +161,12 @@ def rebooted(settings: NodeSettings) -> Iterator[Any]:
 def units_started() -> Iterator[Any]:
     """The device nodes exist and the persistence daemon runs; a node that is gone is made again."""
     seen = node_readings()
-    missing = [path for path in CONTROL_NODES if path not in seen.control_nodes]
-    incomplete = bool(missing) or len(seen.gpu_nodes) != len(seen.gpus)
+    incomplete = bool(seen.gpus.missing_nodes)
     stopped = [unit for unit in node.UNITS if unit not in seen.units_active]
     if not incomplete and not stopped:
         host.noop("units are active and all device nodes exist")
         return
-    host.log(f"GPUs: {node.counts_text(seen)}")
+    host.log(f"GPUs: {counts_text(seen.gpus)}")
     if node.PERSISTENCE_UNIT in stopped:
         yield StringCommand("systemctl", "start", node.PERSISTENCE_UNIT)
     if incomplete or node.DEVICES_UNIT in stopped:
@@ -191,7 +190,7 @@ def proved(settings: NodeSettings) -> Iterator[Any]:
     elif "reboot" in seen.stamps:
         yield StringCommand("rm", "-f", f"{STATE}/reboot.applied")  # it helped: the next one may have the same reasons
     else:
-        host.noop(f"{len(seen.gpus)} GPUs, driver {seen.loaded_driver}, kernel {seen.release}")
+        host.noop(f"{len(seen.cards)} GPUs, driver {seen.loaded_driver}, kernel {seen.release}")
 
 
 def _installer_options(kernel: str, seen: node.NodeReadings) -> list[str]:

@@ -22,7 +22,7 @@ from pyinfra.connectors.util import CommandOutput
 from facts.containers import CHANGED, INSTANCE, Target, node_state, read_node_state
 from gpubox.container import ContainerConfig, parse
 from gpubox.errors import BrokenError, RefusedError
-from gpubox.nvidia.gpu_count import check_gpu_count
+from gpubox.nvidia.gpu_count import Configured, check_gpu_count
 from gpubox.proxmox.container_plan import (
     RawPlan,
     configured_gpus,
@@ -261,7 +261,7 @@ def _still_wrong(target: Target) -> FunctionCommand | None:
 def _restart_reasons(seen: ContainerState, node: NodeState) -> list[str]:
     if seen.config is None or not seen.running:
         return []
-    return restart_reasons(seen.config, changed_raw=seen.changed_raw, inside=dict(seen.inside), nodes=node.gpus.nodes)
+    return restart_reasons(seen.config, changed_raw=seen.changed_raw, inside=seen.inside, nodes=node.gpus.nodes)
 
 
 def _raw_plan(target: Target, node: NodeState, config: ContainerConfig) -> RawPlan:
@@ -297,8 +297,8 @@ def _gpus_differ(target: Target, node: NodeState, config: ContainerConfig | None
     """Not in a plan: the driver may be among what the same run brings."""
     if state.current_stage != StateStage.Execute:
         return None
-    configured = None if config is None else configured_gpus(config)
-    return refusal(lambda: check_gpu_count(host.name, node.gpus, configured, f"CT {target.vmid}"))
+    configured = Configured(f"CT {target.vmid}", None if config is None else configured_gpus(config))
+    return refusal(lambda: check_gpu_count(host.name, node.gpus, configured))
 
 
 def _show(lines: list[str]) -> None:

@@ -66,4 +66,4 @@ def proved(driver: DriverSettings) -> Iterator[Any]:
     if stop := refusal(lambda: userland.check_proof(driver, seen)):
         yield stop
         return
-    host.noop(f"{len(seen.nodes)} GPUs, driver {seen.loaded}, CUDA starts")
+    host.noop(f"{len(seen.gpus.gpu_nodes)} GPUs, driver {seen.loaded}, CUDA starts")

@@ -84,7 +84,7 @@ def two_h200(directory: Path) -> Machine:
     machine = Machine(directory)
     machine.says("uname", KERNEL + "\n")
     machine.says("pveversion", f"pve-manager/9.1.1/42db4a6cf33dac83 (running kernel: {KERNEL})\n")
-    machine.says("lspci", (H200 / "lspci-Dnmm.txt").read_text())
+    machine.says("lspci", "")
     for kernel in (KERNEL, NEWER):
         machine.file(f"/boot/vmlinuz-{kernel}")
         machine.file(f"/boot/initrd.img-{kernel}")
@@ -103,12 +103,12 @@ def two_h200(directory: Path) -> Machine:
     )
     for number, address in enumerate(ADDRESSES):
         _pci_device(machine, address)
-        machine.file(f"/dev/nvidia{number}")
+        machine.file(f"/dev/nvidia{number}", f"c3 {number:x}\n")
         machine.file(
             f"/proc/driver/nvidia/gpus/{address}/information", f"Model: \t\t NVIDIA H200\nDevice Minor: \t {number}\n"
         )
-    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
-        machine.file(f"/dev/{name}")
+    for name, numbers in (("nvidiactl", "c3 ff"), ("nvidia-uvm", "ee 0"), ("nvidia-uvm-tools", "ee 1")):
+        machine.file(f"/dev/{name}", f"{numbers}\n")
     bus_ids = [line.split(", ")[1] for line in recorded(H200 / "nvidia-smi-pcie-q.csv").splitlines()[1:]]
     machine.says("nvidia-smi", "".join(f"{bus_id}\n" for bus_id in bus_ids))
     machine.says("mokutil", "SecureBoot disabled\n")
@@ -124,6 +124,9 @@ def _pci_device(machine: Machine, address: str) -> None:
     """Below a bridge of its own, as sysfs links it. The large region is the 256 GiB that an H200 asks for."""
     bridge = f"0000:00:0{int(address[9]) - 5}.0"
     real = f"/sys/devices/pci0000:00/{bridge}/{address}"
+    recorded_line = next(line for line in (H200 / "lspci.txt").read_text().splitlines() if line.startswith(address))
+    for name, value in zip(("vendor", "device", "class"), recorded_line.split()[1:4], strict=True):
+        machine.file(f"{real}/{name}", f"{value}\n")
     machine.file(f"{real}/current_link_width", "16\n")
     machine.file(f"{real}/max_link_width", "16\n")
     machine.file(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpubox.nvidia.driver import loaded_version
+from gpubox.nvidia.gpu_count import Gpus, read_gpus
 
 
 class Library(NamedTuple):
@@ -48,9 +49,7 @@ class BoxReadings:
     """`system`: "debian 12"; empty for a machine that did not answer. `container`: "lxc", or "none" on bare metal.
 
     loaded: version of the kernel module. libraries: versions of libcuda and libnvidia-ml among the system's libraries.
-    pci, driver_gpus, nodes, smi_gpus: the GPUs as the kernel, its driver, /dev and nvidia-smi show them; smi_gpus is
-    None when nvidia-smi was not asked or did not answer. uvm_major, uvm_node: the major number that the kernel gave to
-    uvm and the one of /dev/nvidia-uvm. cuda: by user.
+    uvm_major: the major number that the kernel gave to uvm. cuda: by user.
     """
 
     system: str = ""
@@ -63,13 +62,8 @@ class BoxReadings:
     kernel_packages: tuple[str, ...] = ()
     cuda_packages: tuple[Package, ...] = ()
     toolkit_homes: tuple[str, ...] = ()
-    pci: tuple[str, ...] = ()
-    driver_gpus: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    smi_gpus: tuple[str, ...] | None = None
-    smi_error: str = ""
+    gpus: Gpus = field(default_factory=Gpus)
     uvm_major: str = ""
-    uvm_node: str = ""
     cuda: Mapping[str, CudaAnswer] = field(default_factory=dict)
 
     @property
@@ -101,13 +95,8 @@ def read_box(lines: Mapping[str, list[str]]) -> BoxReadings:
         kernel_packages=many("kernel_package"),
         cuda_packages=tuple(Package(*words) for words in _words(many("cuda_package"), 3)),
         toolkit_homes=many("toolkit_home"),
-        pci=many("pci_gpu"),
-        driver_gpus=many("driver_gpu"),
-        nodes=many("gpu_node"),
-        smi_gpus=many("smi_gpu") if "smi_ok" in lines else None,
-        smi_error=one("smi_error"),
+        gpus=read_gpus(lines),
         uvm_major=one("uvm_major"),
-        uvm_node=one("uvm_node"),
         cuda={user: _answer(text) for user, text in _words(many("cuda"), 2)},
     )
 

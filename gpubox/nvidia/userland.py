@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from gpubox.errors import InputError, ProofError, RefusedError
 from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer
 from gpubox.nvidia.driver import DriverSettings, numbers
+from gpubox.nvidia.gpu_count import count_problem
 from gpubox.specs.stack import StackSpec
 
 # What no repository may bring into a box; fnmatch patterns, as apt and dpkg-query take them. `cuda`, `cuda-13-0` and
@@ -131,28 +132,11 @@ def guest_problems(seen: BoxReadings) -> list[str]:
     return [f"packages for a kernel are installed, and a container has none: {', '.join(seen.kernel_packages)}"]
 
 
-def count_problems(seen: BoxReadings) -> list[str]:
-    """PCI, the driver, /dev and nvidia-smi show equally many GPUs, and at least one.
-
-    A machine whose PCI devices cannot be seen at all (sysfs not mounted) is judged by the driver's list.
-    """
-    counts = {
-        "PCI": len(seen.pci) or len(seen.driver_gpus),
-        "driver": len(seen.driver_gpus),
-        "device nodes": len(seen.nodes),
-        "nvidia-smi": None if seen.smi_gpus is None else len(seen.smi_gpus),
-    }
-    if len(set(counts.values())) == 1 and counts["PCI"]:
-        return []
-    shown = ", ".join(f"{where} {'no answer' if count is None else count}" for where, count in counts.items())
-    return [f"the numbers of GPUs differ or are zero: {shown}"]
-
-
 def cuda_problems(seen: BoxReadings) -> list[str]:
     """CUDA starts for every user that was asked, and sees every GPU. nvidia-smi proves neither: it needs no uvm."""
     if not seen.cuda:
         return ["cuInit was not asked: no python3 here"]
-    wanted = len(seen.nodes)
+    wanted = len(seen.gpus.gpu_nodes)
     refused = {user: answer for user, answer in seen.cuda.items() if answer.init != 0}
     if not refused:
         few = {user: answer.devices for user, answer in seen.cuda.items() if answer.devices != wanted}
@@ -172,9 +156,9 @@ def check_proof(driver: DriverSettings, seen: BoxReadings) -> None:
     if not is_installed(driver, seen):
         found = ", ".join(seen.libraries) or "none"
         problems.append(f"the driver's libraries must be of {driver.version} and nothing else, found: {found}")
-    problems += [*loader_problems(seen), *guest_problems(seen), *count_problems(seen)]
-    if seen.smi_error:
-        problems.append(f"nvidia-smi: {seen.smi_error}")
+    problems += [*loader_problems(seen), *guest_problems(seen)]
+    if counts := count_problem(seen.gpus):
+        problems.append(str(counts))
     problems += cuda_problems(seen)
     raise_problems("the GPUs cannot be used here", problems)
 
@@ -191,8 +175,7 @@ def _reason(answer: CudaAnswer, seen: BoxReadings) -> str:
     if answer.init is None:
         return answer.error
     text = f"{answer.init}, {_CUDA_STATUS.get(answer.init, 'see cuda.h')}"
-    healthy = not seen.smi_error and bool(seen.smi_gpus)
-    if answer.init == 999 and healthy:
+    if answer.init == 999 and seen.gpus.listed:
         text += f"; nvidia-smi works, so it is uvm: {_uvm(seen)}"
     return text
 
@@ -200,11 +183,12 @@ def _reason(answer: CudaAnswer, seen: BoxReadings) -> str:
 def _uvm(seen: BoxReadings) -> str:
     if not seen.uvm_major:
         return "the node has not loaded nvidia_uvm"
-    if not seen.uvm_node:
+    node = seen.gpus.nodes.get("/dev/nvidia-uvm")
+    if node is None:
         return "/dev/nvidia-uvm is missing here: the node made it too late, or the container's configuration lacks it"
-    if seen.uvm_node != seen.uvm_major:
+    if str(node.major) != seen.uvm_major:
         return (
-            f"/dev/nvidia-uvm has major {seen.uvm_node}, the kernel's is {seen.uvm_major} now: "
+            f"/dev/nvidia-uvm has major {node.major}, the kernel's is {seen.uvm_major} now: "
             "restart the container, and name no fixed number in its configuration"
         )
     return "/dev/nvidia-uvm is right, so the container may not open it: pass it as a devN entry, not as a mount"

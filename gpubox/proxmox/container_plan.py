@@ -7,7 +7,7 @@ as a new text of the file. docs/container.md lists the keys that are ours; every
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubox.container import ContainerConfig, is_true, parse_property, render_property
@@ -151,8 +151,8 @@ def restart_reasons(
     config: ContainerConfig,
     *,
     changed_raw: Sequence[str] = (),
-    inside: dict[str, DeviceNode],
-    nodes: dict[str, DeviceNode],
+    inside: Mapping[str, DeviceNode],
+    nodes: Mapping[str, DeviceNode],
 ) -> list[str]:
     """Why the running container is not yet what its configuration says. Empty: no restart is needed.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpubox.container import ContainerConfig, parse
 from gpubox.errors import BrokenError, LockedError, RefusedError
-from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus
+from gpubox.nvidia.gpu_count import DeviceNode, Gpus
 from gpubox.proxmox.container_plan import check_same_container, template_volume
 from gpubox.proxmox.settings import ContainerSettings
 
@@ -56,7 +56,7 @@ class NodeState:
     root: bool = False
     maintenance: bool = False
     storages: Mapping[str, bool] = field(default_factory=dict)
-    gpus: NodeGpus = field(default_factory=NodeGpus)
+    gpus: Gpus = field(default_factory=Gpus)
     containers: Mapping[int, ContainerState] = field(default_factory=dict)
 
     def container(self, vmid: int) -> ContainerState:

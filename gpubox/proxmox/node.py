@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpubox.errors import InputError, RefusedError
 from gpubox.nvidia.driver import DriverSettings, numbers
-from gpubox.nvidia.gpu_count import CONTROL_NODES
+from gpubox.nvidia.gpu_count import count_problem
 from gpubox.proxmox.node_readings import NodeReadings
 from gpubox.proxmox.settings import NodeSettings
 
@@ -91,7 +91,7 @@ def check_node(settings: NodeSettings, seen: NodeReadings) -> None:
             hint=f"set kernel to an installed or installable one of series {SUGGESTED_SERIES}; "
             f"on this node: {_usable(driver, seen) or 'none installed yet'}; or set driver to a newer version",
         )
-    old = [gpu.address for gpu in seen.gpus if gpu.device in BLACKWELL_IDS]
+    old = [gpu.address for gpu in seen.cards if gpu.device in BLACKWELL_IDS]
     if old and numbers(driver) < numbers(FIRST_BLACKWELL_DRIVER):
         raise InputError(
             f"driver.version = {driver!r} does not know the RTX PRO 6000 Blackwell at {', '.join(old)}",
@@ -202,30 +202,15 @@ def reboot_refusals(settings: NodeSettings, seen: NodeReadings) -> list[str]:
     return problems
 
 
-def counts(seen: NodeReadings) -> dict[str, int | None]:
-    """How many GPUs each source shows; None while nvidia-smi does not answer."""
-    return {
-        "PCI": len(seen.gpus),
-        "device nodes": len(seen.gpu_nodes),
-        "nvidia-smi": None if seen.smi_gpus is None else len(seen.smi_gpus),
-    }
-
-
-def counts_text(seen: NodeReadings) -> str:
-    return ", ".join(f"{where}: {'no answer' if n is None else n}" for where, n in counts(seen).items())
-
-
 def problems_in_service(settings: NodeSettings, seen: NodeReadings) -> list[str]:
     """What keeps boxes from using the GPUs although everything is installed; empty when they can."""
     problems = []
     if seen.loaded_driver != settings.driver.version:
         problems.append(f"driver {seen.loaded_driver or '(none)'} is loaded, {settings.driver.version} is wanted")
-    if not seen.gpus or len(set(counts(seen).values())) != 1:
-        problems.append(f"the number of GPUs differs: {counts_text(seen)}")
-    if seen.smi_error:
-        problems.append(f"nvidia-smi: {seen.smi_error}")
-    if missing := [node for node in CONTROL_NODES if node not in seen.control_nodes]:
-        problems.append(f"device nodes are missing: {', '.join(missing)}")
+    if counts := count_problem(seen.gpus):
+        problems.append(str(counts))
+    if seen.gpus.missing_nodes:
+        problems.append(f"device nodes are missing: {', '.join(seen.gpus.missing_nodes)}")
     if missing := [unit for unit in UNITS if unit not in seen.units_enabled]:
         problems.append(f"not started at boot: {', '.join(missing)}")
     return problems

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from gpubox.nvidia.driver import loaded_version
+from gpubox.nvidia.gpu_count import Gpus, read_gpus
 
 _DKMS = re.compile(
     r"^(?P<module>[\w.-]+)(/|, )(?P<version>[\w.~+-]+)(, (?P<kernel>[^,\s]+), (?P<arch>\w+))?: (?P<status>\w+)"
@@ -40,8 +41,8 @@ class ModuleFile(Frozen):
     license: str
 
 
-class Gpu(Frozen):
-    """A GPU as PCI shows it. Widths in lanes, 0 when not readable; `bar_bytes` is its largest memory region.
+class Card(Frozen):
+    """A GPU's place on PCI. Widths in lanes, 0 when not readable; `bar_bytes` is its largest memory region.
 
     `iommu`: the type of its IOMMU group ("identity", "DMA", "DMA-FQ"), "" without one. `parents`: the bridges above it.
     """
@@ -71,7 +72,7 @@ class FileSeen(NamedTuple):
 
 
 class NodeReadings(Frozen):
-    """`smi_gpus` is None while the driver's tool does not answer; `smi_error` then says what it said."""
+    """cards: one for each of gpus.pci, in the same order."""
 
     release: str = ""
     user: str = ""  # who asked, when that was not root
@@ -93,11 +94,8 @@ class NodeReadings(Frozen):
     loaded_open: bool = False
     hmm_disabled: str = ""
     libcuda: tuple[str, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    gpu_nodes: tuple[str, ...] = ()
-    control_nodes: tuple[str, ...] = ()
-    smi_gpus: tuple[str, ...] | None = None
-    smi_error: str = ""
+    gpus: Gpus = Gpus()
+    cards: tuple[Card, ...] = ()
     secure_boot: str = ""
     acs_redirecting: tuple[str, ...] = ()
     acs_read: bool = False
@@ -126,19 +124,19 @@ class _Lines:
     """The output grouped by key, in order."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._values: dict[str, list[str]] = {}
+        self.grouped: dict[str, list[str]] = {}
         for line in lines:
             key, _, value = line.rstrip("\n").partition(" ")
-            self._values.setdefault(key, []).append(value.strip())
+            self.grouped.setdefault(key, []).append(value.strip())
 
     def one(self, key: str) -> str:
-        return self._values.get(key, [""])[-1]
+        return self.grouped.get(key, [""])[-1]
 
     def many(self, key: str) -> tuple[str, ...]:
-        return tuple(value for value in self._values.get(key, []) if value)
+        return tuple(value for value in self.grouped.get(key, []) if value)
 
     def has(self, key: str) -> bool:
-        return key in self._values
+        return key in self.grouped
 
     def words(self, key: str, count: int) -> Iterator[list[str]]:
         """The values of `key` that have at least `count` words; the last word takes the rest."""
@@ -172,11 +170,8 @@ def read_node(lines: Iterable[str]) -> NodeReadings:
         loaded_open="Open Kernel Module" in said.one("banner"),
         hmm_disabled=said.one("uvm_disable_hmm"),
         libcuda=said.many("libcuda"),
-        gpus=tuple(_gpus(said)),
-        gpu_nodes=said.many("gpu_node"),
-        control_nodes=said.many("control_node"),
-        smi_gpus=said.many("smi_gpu") if said.has("smi_ok") else None,
-        smi_error=said.one("smi_error"),
+        gpus=read_gpus(said.grouped),
+        cards=tuple(_cards(said)),
         secure_boot=said.one("secure_boot"),
         acs_redirecting=said.many("acs_redirecting"),
         acs_read=said.has("acs_read"),
@@ -206,10 +201,10 @@ def _dkms(lines: Iterable[str]) -> Iterator[DkmsEntry]:
             )
 
 
-def _gpus(said: _Lines) -> Iterator[Gpu]:
-    parents = {address: tuple(rest.split()) for address, rest in said.words("gpu_parents", 2)}
-    for address, device, width, max_width, bar, iommu in said.words("gpu", 6):
-        yield Gpu(
+def _cards(said: _Lines) -> Iterator[Card]:
+    parents = {address: tuple(rest.split()) for address, rest in said.words("card_parents", 2)}
+    for address, device, width, max_width, bar, iommu in said.words("card", 6):
+        yield Card(
             address=address,
             device=device,
             width=_number(width),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from gpubox.nvidia.driver import numbers
-from gpubox.nvidia.gpu_count import CONTROL_NODES
+from gpubox.nvidia.gpu_count import count_problem, counts_text
 from gpubox.proxmox import node
 from gpubox.proxmox.node_readings import NodeReadings
 
@@ -88,37 +88,37 @@ def root_file_system(seen: NodeReadings) -> Check:
 def link_widths(seen: NodeReadings) -> Check:
     """Width always counts; the generation of an idle card drops by itself and says nothing."""
     name = "PCIe width"
-    if not any(gpu.max_width for gpu in seen.gpus):
+    if not any(gpu.max_width for gpu in seen.cards):
         return unread(name, "look at LnkSta of lspci -vvv")
-    narrow = [f"{gpu.address} x{gpu.width} of x{gpu.max_width}" for gpu in seen.gpus if gpu.width < gpu.max_width]
+    narrow = [f"{gpu.address} x{gpu.width} of x{gpu.max_width}" for gpu in seen.cards if gpu.width < gpu.max_width]
     if narrow:
         why = "a card in a narrower slot or on a bad riser slows every collective down to its own speed"
         return Check(name, "warn", ", ".join(narrow), why, "check slot, riser and bifurcation")
-    return passed(name, ", ".join(sorted({f"x{gpu.width}" for gpu in seen.gpus})))
+    return passed(name, ", ".join(sorted({f"x{gpu.width}" for gpu in seen.cards})))
 
 
 def resizable_bar(seen: NodeReadings) -> Check:
     name = "Resizable BAR"
-    small = [gpu.address for gpu in seen.gpus if 0 < gpu.bar_bytes <= BAR_OF_A_CARD_WITHOUT_RESIZABLE_BAR]
+    small = [gpu.address for gpu in seen.cards if 0 < gpu.bar_bytes <= BAR_OF_A_CARD_WITHOUT_RESIZABLE_BAR]
     if small:
         why = (
             "without it peers do not see the card's memory, and a Blackwell card may not start, with the message that"
             " the wrong driver gives (NVIDIA/open-gpu-kernel-modules#862)"
         )
         return Check(name, "warn", f"256 MiB or less: {', '.join(small)}", why, "turn on Above 4G and Resizable BAR")
-    if not any(gpu.bar_bytes for gpu in seen.gpus):
+    if not any(gpu.bar_bytes for gpu in seen.cards):
         return unread(name, "look at the Regions of lspci -vvv")
-    return passed(name, ", ".join(sorted({f"{gpu.bar_bytes // MIB} MiB" for gpu in seen.gpus})))
+    return passed(name, ", ".join(sorted({f"{gpu.bar_bytes // MIB} MiB" for gpu in seen.cards})))
 
 
 def acs(seen: NodeReadings) -> Check:
     """H8: with peer traffic sent up to the root complex the first all-reduce may hang for ever (NVIDIA/nccl#1999)."""
     name = "ACS"
-    if len(seen.gpus) < 2:
+    if len(seen.cards) < 2:
         return passed(name, "fewer than two GPUs: no peer traffic")
     if not seen.acs_read:
         return unread(name, "run as root, with pciutils installed")
-    above = {bridge for gpu in seen.gpus for bridge in gpu.parents}
+    above = {bridge for gpu in seen.cards for bridge in gpu.parents}
     redirecting = [bridge for bridge in seen.acs_redirecting if not above or bridge in above]
     if redirecting:
         why = "they redirect peer-to-peer traffic: the first all-reduce may hang (NVIDIA/nccl#1999, #2079)"
@@ -129,9 +129,9 @@ def acs(seen: NodeReadings) -> Check:
 
 def iommu(seen: NodeReadings) -> Check:
     name = "IOMMU"
-    kinds = sorted({gpu.iommu or "off" for gpu in seen.gpus}) or ["off"]
+    kinds = sorted({gpu.iommu or "off" for gpu in seen.cards}) or ["off"]
     translated = [kind for kind in kinds if kind.startswith("DMA")]
-    if translated and len(seen.gpus) > 1:
+    if translated and len(seen.cards) > 1:
         why = "translation costs peer traffic about 15 % and hung with 8 GPUs (local-inference-lab/rtx6kpro)"
         return Check(name, "warn", ", ".join(kinds), why, 'kernel_arguments = ["iommu=pt"], then a reboot')
     return passed(name, ", ".join(kinds))
@@ -152,19 +152,16 @@ def pcie_errors(seen: NodeReadings) -> Check:
 
 def gpu_counts(seen: NodeReadings) -> Check:
     name = "number of GPUs"
-    if not seen.gpus and not seen.acs_read:
-        return unread(name, "install pciutils")
-    reading = node.counts_text(seen)
-    if not seen.gpus:
-        return Check(
-            name, "fail", reading, "there is nothing to serve from", "check slots, power and Above 4G decoding"
-        )
-    if not seen.loaded_driver:
+    if seen.gpus.pci is None:
+        return unread(name, "ls /sys/bus/pci/devices")
+    reading, problem = counts_text(seen.gpus), count_problem(seen.gpus)
+    if problem is None:
+        return passed(name, reading)
+    if seen.gpus.pci and not seen.loaded_driver:
         return Check(name, "warn", reading, "no driver is loaded yet", "deploy the node")
-    if len(set(node.counts(seen).values())) > 1:
-        why = "a box would serve from fewer GPUs than it was given, or not start"
-        return Check(name, "fail", reading, why, f"systemctl restart {node.DEVICES_UNIT}; see the kernel log below")
-    return passed(name, reading)
+    return Check(
+        name, "fail", reading, "a box would serve from fewer GPUs than it was given, or not start", problem.hint
+    )
 
 
 def device_nodes(seen: NodeReadings) -> Check:
@@ -172,8 +169,7 @@ def device_nodes(seen: NodeReadings) -> Check:
     name = "device nodes"
     if not seen.loaded_driver:
         return Check(name, "warn", "none expected", "no driver is loaded yet", "deploy the node")
-    missing = [path for path in CONTROL_NODES if path not in seen.control_nodes]
-    if missing:
+    if missing := seen.gpus.missing_nodes:
         why = "CUDA in a container fails with error 999, or the container does not start"
         return Check(name, "fail", f"missing: {', '.join(missing)}", why, f"systemctl restart {node.DEVICES_UNIT}")
     if node.DEVICES_UNIT not in seen.units_enabled:

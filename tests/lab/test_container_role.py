@@ -288,5 +288,5 @@ def test_gpu_counts_that_differ_stop_with_all_four(node: NodeDeploys) -> None:
         assert node.config() == append_to_main
     finally:
         node.node.run(f"sed -i '/^dev8:/d' {CONFIG}")
-    numbers = f"PCI 2, device nodes 2, configuration of CT {VMID} 3, nvidia-smi 2"
+    numbers = f"PCI 2, driver 2, device nodes 2, configuration of CT {VMID} 3, nvidia-smi 2"
     assert f"{NODE}: the GPU counts differ: {numbers}" in said

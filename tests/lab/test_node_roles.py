@@ -239,7 +239,7 @@ def test_a_lost_gpu_stops_the_deploy_with_the_numbers(node: NodeDeploys) -> None
     node.node.write(LOST, "0000:00:07.0\n")
     power_cycle(node)
     said = node.refused(node={"kernel": SECOND})
-    assert "PCI: 2, device nodes: 1, nvidia-smi: 1" in said
+    assert "PCI 2, driver 1, device nodes 1, nvidia-smi 1" in said
     done = report(node, "--json")
     assert done.returncode == 1
     assert verdicts(done)["number of GPUs"] == "fail"

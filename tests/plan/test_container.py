@@ -1,16 +1,11 @@
-"""The role `container` on pyinfra's @fake connector, and its shell scripts run for real against files of a test."""
+"""The role `container` on pyinfra's @fake connector: which commands, in which order, after how many reads."""
 
 from __future__ import annotations
 
 import base64
-import fcntl
-import hashlib
-import os
 import shlex
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,56 +19,21 @@ from pyinfra.api.state import StateStage
 from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host, ctx_state
 
-from facts import containers as facts
 from facts.containers import Containers, Target
-from gpubox.container import parse
 from gpubox.errors import InputError
-from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus
-from gpubox.proxmox.container_plan import create_arguments, plan_raw
+from gpubox.nvidia.gpu_count import Gpus
+from gpubox.proxmox.container_plan import create_arguments
 from gpubox.proxmox.container_state import ContainerState, NodeState
-from gpubox.proxmox.settings import ContainerSettings
-from ops import pct
 from roles import container as role
+from tests.containers import CONTAINER, CREATED, RAW, VMID, container_settings
+from tests.gpus import gpus_of
 
-VMID = 101
-DATA: dict[str, Any] = {
-    "template": "debian-12-standard_12.12-1_amd64.tar.zst",
-    "template_sha512": "a" * 128,
-    "storage": "local-zfs",
-    "disk_gib": 64,
-    "memory_mib": 65536,
-    "hostname": "gpu-box",
-}
-SETTINGS = ContainerSettings.model_validate(DATA)
-NODES = {
-    "/dev/nvidia0": DeviceNode(195, 0),
-    "/dev/nvidiactl": DeviceNode(195, 255),
-    "/dev/nvidia-uvm": DeviceNode(510, 0),
-    "/dev/nvidia-uvm-tools": DeviceNode(510, 1),
-}
-GPUS = NodeGpus(("0000:c1:00.0",), {"0000:c1:00.0": 0}, NODES, 1)
-CREATED = """\
-arch: amd64
-dev0: /dev/nvidia0,mode=0666
-dev1: /dev/nvidiactl,mode=0666
-dev2: /dev/nvidia-uvm,mode=0666
-dev3: /dev/nvidia-uvm-tools,mode=0666
-features: nesting=1
-hostname: gpu-box
-memory: 65536
-net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:5A:00:01,ip=dhcp,type=veth
-onboot: 1
-ostype: debian
-rootfs: local-zfs:subvol-101-disk-0,size=64G
-startup: order=1
-swap: 0
-unprivileged: 1
-"""
-RAW = "lxc.prlimit.memlock: unlimited\nlxc.prlimit.nofile: 1048576\n"
+SETTINGS = container_settings()
+GPUS = gpus_of(["0000:c1:00.0"])
 
 
 def running(text: str, **changes: Any) -> ContainerState:
-    return replace(ContainerState(raw=text.encode(), running=True, inside=NODES), **changes)
+    return replace(ContainerState(raw=text.encode(), running=True, inside=GPUS.nodes), **changes)
 
 
 def node(container: ContainerState, **changes: Any) -> NodeState:
@@ -112,7 +72,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
             done.reads += 1
             return left.pop(0) if len(left) > 1 else left[0]
 
-        wanted = ContainerSettings.model_validate({**DATA, **changes})
+        wanted = container_settings(**changes)
         monkeypatch.setattr(Host, "get_fact", get_fact)
         monkeypatch.setattr(role, "targets_on", lambda node, boxes: (Target(VMID, wanted, 360, run_file),))
         state = State(Inventory((["@fake/pve1"], {})), Config())
@@ -163,7 +123,7 @@ def test_from_nothing(deployed: Callable[..., Done]) -> None:
 
 
 def test_a_plan_on_a_bare_node_shows_every_step(deployed: Callable[..., Done]) -> None:
-    done = deployed(replace(BARE, gpus=NodeGpus(pci=("0000:c1:00.0",))), stage=StateStage.Prepare)
+    done = deployed(replace(BARE, gpus=Gpus(pci=("0000:c1:00.0",))), stage=StateStage.Prepare)
     assert [name for name, commands in done.operations if commands] == [
         "Container | CT 101: template",
         "Container | CT 101: present",
@@ -258,13 +218,13 @@ def test_a_creation_that_was_killed_is_the_operators_to_judge(deployed: Callable
     [
         (replace(BARE, maintenance=True), "maintenance mode"),
         (
-            replace(BARE, gpus=replace(GPUS, listed=0)),
-            "PCI 1, device nodes 1, configuration of CT 101 none yet, nvidia-smi 0",
+            replace(BARE, gpus=replace(GPUS, listed=())),
+            "PCI 1, driver 1, device nodes 1, configuration of CT 101 none yet, nvidia-smi 0",
         ),
         (node(running("lock: snapshot\n" + CREATED)), "CT is locked (snapshot)"),
         (
             node(running(CREATED + RAW + "dev9: /dev/nvidia7\n")),
-            "PCI 1, device nodes 1, configuration of CT 101 2, nvidia-smi 1",
+            "PCI 1, driver 1, device nodes 1, configuration of CT 101 2, nvidia-smi 1",
         ),
     ],
 )
@@ -294,192 +254,13 @@ def box(name: str, **data: Any) -> Host:
 
 def test_which_boxes_are_containers_of_a_node() -> None:
     boxes = [
-        box("@pct/pve1/102", container={**DATA, "hostname": "second"}, stop_timeout_s=10),
-        box("@pct/pve1/101", container=DATA),
+        box("@pct/pve1/102", container={**CONTAINER, "hostname": "second"}, stop_timeout_s=10),
+        box("@pct/pve1/101", container=CONTAINER),
         box("@pct/pve1/103"),
-        box("@pct/pve2/104", container=DATA),
+        box("@pct/pve2/104", container=CONTAINER),
         box("metal"),
     ]
     targets = role.targets_on("pve1", boxes)
     assert [(target.vmid, target.stop_timeout_s) for target in targets] == [(101, 360), (102, 70)]
     with pytest.raises(InputError, match="'x1' is no vmid"):
-        role.targets_on("pve1", [box("@pct/pve1/x1", container=DATA)])
-
-
-# --- the scripts, run ---
-
-
-@pytest.fixture
-def sh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a script with the node's places moved below tmp_path and stand-in programs of tmp_path/bin first."""
-    for directory in ("etc/pve/lxc", "etc/pve/qemu-server", "etc/pve/ha", "run/lock/lxc", "dev", "bin", "srv/models"):
-        (tmp_path / directory).mkdir(parents=True)
-
-    def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        for place in ("/etc/pve", "/run/", "/proc/driver", "for d in /dev/nvidia"):
-            script = script.replace(place, place.replace("/", f"{tmp_path}/", 1))
-        environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
-        command = ["sh", "-c", script]
-        return subprocess.run(command, env=environment, check=False, text=True, capture_output=True, **options)
-
-    return run
-
-
-def program(tmp_path: Path, name: str, body: str) -> None:
-    path = tmp_path / "bin" / name
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-
-
-def written(before: str, *, cpuset: str = "0-3") -> StringCommand:
-    target = Target(VMID, ContainerSettings.model_validate({**DATA, "cpuset": cpuset}), 360)
-    plan = plan_raw(parse(before), target.settings, [0], 510)
-    return pct._written(target, ContainerState(raw=before.encode()), plan)
-
-
-def script_of(command: StringCommand) -> tuple[str, str]:
-    """The script of `sh -c`, and what goes in on standard input."""
-    return command.bits[2].obj, str(command.connector_arguments["_stdin"])
-
-
-def run_written(sh: Callable[..., Any], command: StringCommand) -> subprocess.CompletedProcess[str]:
-    script, stdin = script_of(command)
-    return cast(subprocess.CompletedProcess[str], sh(script, input=stdin))
-
-
-def test_raw_lines_are_written(sh: Callable[..., Any], tmp_path: Path) -> None:
-    conf = tmp_path / "etc/pve/lxc/101.conf"
-    conf.write_text(CREATED + "\n[snap]\nhostname: x\n")
-    done = run_written(sh, written(conf.read_text()))
-    assert done.returncode == 0, done.stderr
-    assert conf.read_text() == CREATED + RAW + "lxc.cgroup2.cpuset.cpus: 0-3\n\n[snap]\nhostname: x\n"
-    assert list(conf.parent.iterdir()) == [conf], "nothing is left beside it"
-    assert not (tmp_path / "run/gpubox").exists(), "it does not run: no restart is due"
-
-
-def test_a_configuration_that_changed_meanwhile_is_not_overwritten(sh: Callable[..., Any], tmp_path: Path) -> None:
-    conf = tmp_path / "etc/pve/lxc/101.conf"
-    conf.write_text(CREATED + "tags: mine\n")
-    done = run_written(sh, written(CREATED))
-    assert done.returncode != 0
-    assert "detected modified configuration" in done.stderr
-    assert conf.read_text() == CREATED + "tags: mine\n"
-
-
-def test_half_a_text_is_not_written(sh: Callable[..., Any], tmp_path: Path) -> None:
-    conf = tmp_path / "etc/pve/lxc/101.conf"
-    conf.write_text(CREATED)
-    script, stdin = script_of(written(CREATED))
-    done = sh(script, input=stdin.splitlines()[0])
-    assert done.returncode != 0
-    assert "did not arrive whole" in done.stderr
-    assert conf.read_text() == CREATED
-    assert list(conf.parent.iterdir()) == [conf]
-
-
-def test_the_lock_of_pve_is_respected(sh: Callable[..., Any], tmp_path: Path) -> None:
-    conf = tmp_path / "etc/pve/lxc/101.conf"
-    conf.write_text(CREATED)
-    script, stdin = script_of(written(CREATED))
-    lock = tmp_path / "run/lock/lxc/pve-config-101.lock"
-    with lock.open("a") as holder:
-        fcntl.flock(holder, fcntl.LOCK_EX)
-        done = sh(script.replace("-w 10", "-w 0"), input=stdin)
-        assert asked(sh).container(VMID).held
-    assert done.returncode != 0
-    assert "can't lock file" in done.stderr
-    assert conf.read_text() == CREATED
-
-
-def test_limits_written_into_a_running_container_are_remembered_for_that_run_of_it(
-    sh: Callable[..., Any], tmp_path: Path
-) -> None:
-    conf = tmp_path / "etc/pve/lxc/101.conf"
-    conf.write_text(CREATED)
-    program(tmp_path, "lxc-info", f"echo {os.getpid()}")
-    assert run_written(sh, written(CREATED)).returncode == 0
-    now = conf.read_text()
-    assert run_written(sh, written(now, cpuset="0-7")).returncode == 0
-    changed = asked(sh).container(VMID).changed_raw
-    assert changed[0] == "+ lxc.prlimit.memlock: unlimited", "what an earlier deploy wrote is not forgotten"
-    assert changed[-1] == "+ lxc.cgroup2.cpuset.cpus: 0-7"
-    program(tmp_path, "lxc-info", f"echo {os.getppid()}")
-    assert asked(sh).container(VMID).changed_raw == (), "another run of it has them"
-    program(tmp_path, "lxc-info", "exit 1")
-    assert not asked(sh).container(VMID).running
-
-
-def asked(sh: Callable[..., Any], models: str = "") -> NodeState:
-    """What the fact's script says, as the fact reads it."""
-    volume = "local:vztmpl/debian.tar.zst"
-    command = facts.SCRIPT + f"\ncontainer {VMID} {volume} '{models}'\n" + facts.STORAGES
-    done = sh(command)
-    assert done.returncode == 0, done.stderr
-    return Containers().process(done.stdout.splitlines())
-
-
-def test_the_fact_of_a_bare_node(sh: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "stored").write_text("template")
-    program(tmp_path, "pvesm", f"""case $1 in
-      path) echo {tmp_path}/stored ;;
-      status) printf 'Name Type Status Total\\nlocal dir active 1\\ntank zfspool inactive 1\\n' ;;
-    esac""")  # fmt: skip
-    program(tmp_path, "pct", "exit 1")
-    seen = asked(sh, str(tmp_path / "srv/models"))
-    assert seen.pve
-    assert seen.storages == {"local": True, "tank": False}
-    assert seen.gpus == NodeGpus()
-    about = seen.container(VMID)
-    assert about == ContainerState(template=hashlib.sha512(b"template").hexdigest())
-    (tmp_path / "srv/link").symlink_to(tmp_path / "srv/models")
-    assert asked(sh, str(tmp_path / "srv/link")).container(VMID).models == "link"
-    assert asked(sh, "/nowhere").container(VMID).models == "missing"
-
-
-def test_the_fact_of_a_node_with_gpus_and_a_container(sh: Callable[..., Any], tmp_path: Path) -> None:
-    raw = b"#\xff\xc3\xbc\n" + CREATED.encode()
-    (tmp_path / "etc/pve/lxc/101.conf").write_bytes(raw)
-    (tmp_path / "etc/pve/ha/manager_status").write_text(f'{{"node_status":{{"{os.uname().nodename}":"maintenance"}}}}')
-    information = tmp_path / "proc/driver/nvidia/gpus/0000:c1:00.0/information"
-    information.parent.mkdir(parents=True)
-    information.write_text("Model: \t\t NVIDIA H200\nDevice Minor: \t 3\nGPU Excluded:\t No\n")
-    program(tmp_path, "lspci", """echo '0000:c1:00.0 "0302" "10de" "2335" -ra1 "10de" "18be"'""")
-    program(tmp_path, "nvidia-smi", "echo 'GPU 0: NVIDIA H200 (UUID: GPU-0)'; echo '  MIG 1g.18gb Device 0: (UUID: M)'")
-    program(tmp_path, "pvesm", "echo asked though nothing is absent >&2; exit 1")
-    program(tmp_path, "lxc-info", f"echo {os.getpid()}")
-    seen = asked(sh)
-    assert (seen.gpus.pci, seen.gpus.minors, seen.gpus.listed) == (("0000:c1:00.0",), {"0000:c1:00.0": 3}, 1)
-    assert seen.maintenance
-    about = seen.container(VMID)
-    assert about.raw == raw
-    assert about.running
-    assert not about.held
-
-
-def test_device_numbers_are_hexadecimal() -> None:
-    seen = Containers().process(["node /dev/nvidiactl c3 ff", "inside 101 /dev/nvidia-uvm 1fe 0", "running 101 yes"])
-    assert seen.gpus.nodes == {"/dev/nvidiactl": DeviceNode(195, 255)}
-    assert seen.container(VMID).inside == {"/dev/nvidia-uvm": DeviceNode(510, 0)}
-
-
-def test_a_guest_elsewhere_is_seen(sh: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "etc/pve/qemu-server/101.conf").write_text("memory: 1\n")
-    assert asked(sh).container(VMID).elsewhere == (f"{tmp_path}/etc/pve/qemu-server/101.conf",)
-
-
-@pytest.mark.parametrize(("content", "rc"), [("right", 0), ("wrong", 1)])
-def test_a_download_is_proved(sh: Callable[..., Any], tmp_path: Path, content: str, rc: int) -> None:
-    program(tmp_path, "pveam", f"""case $1 in
-      available) echo 'system  another.tar.zst  amd64' ;;
-      update) touch {tmp_path}/updated ;;
-      download) echo "got $2 $3"; printf %s {content} >{tmp_path}/stored ;;
-    esac""")  # fmt: skip
-    program(tmp_path, "pvesm", f"echo {tmp_path}/stored")
-    sha512 = hashlib.sha512(b"right").hexdigest()
-    done = sh(pct.DOWNLOAD.format(storage="local", template="debian.tar.zst", volume="local:vztmpl/x", sha512=sha512))
-    assert done.returncode == rc, done.stderr
-    assert "got local debian.tar.zst" in done.stdout
-    assert (tmp_path / "updated").exists(), "the list did not know it"
-    if rc:
-        assert sha512 in done.stderr
-        assert hashlib.sha512(b"wrong").hexdigest() in done.stderr
+        role.targets_on("pve1", [box("@pct/pve1/x1", container=CONTAINER)])

@@ -280,7 +280,7 @@ def test_device_nodes_that_are_gone_are_made_again(planned: Callable[..., Planne
 def test_a_count_that_differs_stops_the_deploy(planned: Callable[..., Planned], machine: Machine) -> None:
     machine.says("nvidia-smi", "00000000:00:06.0\n")
     said = stopped(planned(machine, stage="Execute"), "Every GPU everywhere")
-    assert "PCI: 2, device nodes: 2, nvidia-smi: 1" in said
+    assert "PCI 2, driver 2, device nodes 2, nvidia-smi 1" in said
 
 
 def test_settings_are_refused_by_key_and_value(planned: Callable[..., Planned], machine: Machine) -> None:

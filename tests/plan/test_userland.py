@@ -33,11 +33,12 @@ def box(*, loaded: str | None = "590.48.01", libraries: str | None = "590.48.01"
         many={
             "os": ["debian 12"],
             "container": ["lxc"],
+            "pci_read": ["yes"],
             "pci_gpu": gpus,
-            "driver_gpu": gpus,
-            "gpu_node": ["/dev/nvidia0", "/dev/nvidia1"],
+            "driver_gpu": [f"{address} {minor}" for minor, address in enumerate(gpus)],
+            "device_node": ["/dev/nvidia0 c3 0", "/dev/nvidia1 c3 1"],
             "smi_ok": ["yes"],
-            "smi_gpu": ["GPU 0", "GPU 1"],
+            "smi_gpu": [f"0000{address}" for address in gpus],
             "cuda": ["gpubox " + json.dumps({"init": 0, "devices": 2})],
         }
     )

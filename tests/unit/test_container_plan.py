@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubox.container import ContainerConfig, parse, parse_property
-from gpubox.errors import BrokenError, LockedError, RefusedError
-from gpubox.nvidia.gpu_count import DeviceNode, NodeGpus, check_gpu_count, gpus_on_pci
+from gpubox.errors import RefusedError
+from gpubox.nvidia.gpu_count import DeviceNode
 from gpubox.proxmox.container_plan import (
     check_same_container,
     configured_gpus,
@@ -20,38 +20,15 @@ from gpubox.proxmox.container_plan import (
     plan_settings,
     restart_reasons,
 )
-from gpubox.proxmox.container_state import (
-    ContainerState,
-    NodeState,
-    check_changeable,
-    check_possible,
-    check_template,
-    encode,
-)
-from gpubox.proxmox.pct_errors import advice
 from gpubox.proxmox.settings import ContainerSettings
+from tests.containers import VMID, container_settings
+from tests.gpus import UVM_MAJOR, device_nodes
 
-VMID = 101
-DATA: dict[str, Any] = {
-    "template": "debian-12-standard_12.12-1_amd64.tar.zst",
-    "template_sha512": "a" * 128,
-    "storage": "local-zfs",
-    "disk_gib": 64,
-    "memory_mib": 65536,
-    "cpuset": "0-15",
-    "hostname": "gpu-box",
-    "models": "/srv/models",
-}
-SETTINGS = ContainerSettings.model_validate(DATA)
+DATA = {"cpuset": "0-15", "models": "/srv/models"}
+SETTINGS = container_settings(**DATA)
 MINORS = [0, 1]
-UVM = 510
-NODES = {
-    "/dev/nvidia0": DeviceNode(195, 0),
-    "/dev/nvidia1": DeviceNode(195, 1),
-    "/dev/nvidiactl": DeviceNode(195, 255),
-    "/dev/nvidia-uvm": DeviceNode(UVM, 0),
-    "/dev/nvidia-uvm-tools": DeviceNode(UVM, 1),
-}
+UVM = UVM_MAJOR
+NODES = device_nodes(MINORS)
 CONVERGED = """\
 arch: amd64
 dev0: /dev/nvidia0,mode=0666
@@ -109,7 +86,7 @@ lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file
 
 
 def settings(**changes: Any) -> ContainerSettings:
-    return ContainerSettings.model_validate({**DATA, **changes})
+    return container_settings(**{**DATA, **changes})
 
 
 def applied(config: ContainerConfig, arguments: list[str]) -> ContainerConfig:
@@ -369,161 +346,6 @@ def test_one_pass_converges_whatever_was_there(body: list[str], minors: list[int
     assert [entry for entry in after.lxc if entry in kept] == kept
 
 
-# --- what the node says ---
-
-
-def gpus(pci: int = 2, nodes: int = 2, listed: int | None = 2, minors: int = 2) -> NodeGpus:
-    return NodeGpus(
-        pci=tuple(f"0000:0{n}:00.0" for n in range(pci)),
-        minors={f"0000:0{n}:00.0": n for n in range(minors)},
-        nodes={f"/dev/nvidia{n}": DeviceNode(195, n) for n in range(nodes)},
-        listed=listed,
-    )
-
-
-def test_counts_that_agree() -> None:
-    check_gpu_count("pve1", gpus(), 2, "CT 101")
-    check_gpu_count("pve1", gpus(), None, "CT 101")
-    check_gpu_count("pve1", gpus(), 1, "CT 101")  # one was added to the node: it is added to the container
-    check_gpu_count("pve1", NodeGpus(), 0, "CT 101")
-
-
-@pytest.mark.parametrize(
-    ("seen", "configured", "numbers", "hint"),
-    [
-        (gpus(listed=1, minors=1), 2, "PCI 2, device nodes 2, configuration of CT 101 2, nvidia-smi 1", "NVRM"),
-        (
-            gpus(nodes=1),
-            None,
-            "PCI 2, device nodes 1, configuration of CT 101 none yet, nvidia-smi 2",
-            "nvidia-modprobe",
-        ),
-        (gpus(1, 1, 1, 1), 2, "PCI 1, device nodes 1, configuration of CT 101 2, nvidia-smi 1", "fell|taken out"),
-        (gpus(listed=None), 2, "PCI 2, device nodes 2, configuration of CT 101 2, nvidia-smi not installed", "driver"),
-        (gpus(0, 0, 0, 0), 1, "PCI 0, device nodes 0, configuration of CT 101 1, nvidia-smi 0", "taken out"),
-        (gpus(nodes=3), 2, "PCI 2, device nodes 3, configuration of CT 101 2, nvidia-smi 2", "must be /dev/nvidia0"),
-    ],
-)
-def test_counts_that_differ_stop_with_all_four(seen: NodeGpus, configured: int | None, numbers: str, hint: str) -> None:
-    with pytest.raises(RefusedError, match=f"(?m)^pve1: the GPU counts differ: {numbers}$") as refused:
-        check_gpu_count("pve1", seen, configured, "CT 101")
-    assert any(word in refused.value.hint for word in hint.split("|"))
-
-
-def test_a_node_of_another_device_is_no_gpu() -> None:
-    wrong = NodeGpus(("0000:01:00.0",), {"0000:01:00.0": 0}, {"/dev/nvidia0": DeviceNode(1, 3)}, 1)
-    with pytest.raises(RefusedError, match="device nodes 0"):
-        check_gpu_count("pve1", wrong, 1, "CT 101")
-
-
-def test_minors_need_not_count_from_zero() -> None:
-    seen = NodeGpus(("a", "b"), {"a": 3, "b": 1}, {}, 2)
-    assert seen.wanted_minors == [1, 3]
-
-
-def test_gpus_on_pci_are_display_controllers() -> None:
-    lines = [
-        '0000:c1:00.0 "0300" "10de" "2bb5" -ra1 "10de" "204e"',
-        '0000:c1:00.1 "0403" "10de" "22e8" -ra1 "10de" "0000"',
-        '0000:00:06.0 "0302" "10de" "2335" -ra1 "10de" "18be"',
-        '0000:05:00.0 "0680" "10de" "22a3" -ra1 "10de" "1796"',
-    ]
-    assert gpus_on_pci(lines) == ("0000:00:06.0", "0000:c1:00.0")
-
-
-def node(container: ContainerState, **changes: Any) -> NodeState:
-    return NodeState(**{"pve": True, "root": True, "containers": {VMID: container}, **changes})
-
-
-@pytest.mark.parametrize(
-    ("seen", "said"),
-    [
-        (NodeState(root=True), "has no pct"),
-        (NodeState(pve=True), "only root@pam"),
-        (node(ContainerState(elsewhere=("/etc/pve/qemu-server/101.conf",))), "belongs to a VM"),
-        (node(ContainerState(elsewhere=("/etc/pve/nodes/b/lxc/101.conf",))), "belongs to a container of another node"),
-        (node(ContainerState(models="missing")), "models = '/srv/models': no such directory"),
-        (node(ContainerState(models="link")), "through a symbolic link"),
-        (node(ContainerState(), storages={"local": True, "local-zfs": False}), "storage = 'local-zfs' cannot hold"),
-        (node(ContainerState(raw=b"hostname: mail\n")), "hostname is 'mail'"),
-    ],
-)
-def test_what_no_step_could_put_right_is_refused(seen: NodeState, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
-        check_possible("pve1", VMID, SETTINGS, seen)
-
-
-def test_an_interrupted_creation_is_not_taken_for_another_container() -> None:
-    check_possible("pve1", VMID, SETTINGS, node(ContainerState(raw=b"lock: create\n")))
-
-
-@pytest.mark.parametrize(
-    ("container", "said", "hint"),
-    [
-        (ContainerState(raw=b"lock: backup\n"), r"CT is locked \(backup\)", "pct unlock 101"),
-        (ContainerState(raw=b"lock: create\n"), "was interrupted", "pct unlock 101 && pct destroy 101"),
-        (ContainerState(raw=b"lock: create\n", held=True), "being created now", "wait"),
-    ],
-)
-def test_locks(container: ContainerState, said: str, hint: str) -> None:
-    with pytest.raises(LockedError, match=said) as locked:
-        check_changeable("pve1", VMID, node(container))
-    assert hint in locked.value.hint
-
-
-def test_maintenance() -> None:
-    with pytest.raises(RefusedError, match="pve1 is in maintenance mode"):
-        check_changeable("pve1", VMID, node(ContainerState(), maintenance=True))
-    check_changeable("pve1", VMID, node(ContainerState(raw=CONVERGED.encode())))
-
-
-def test_a_wrong_template_is_refused_with_both_hashes() -> None:
-    check_template(SETTINGS, ContainerState())
-    check_template(SETTINGS, ContainerState(template="a" * 128))
-    with pytest.raises(BrokenError, match=f"sha512 is {'b' * 128}, wanted is {'a' * 128}"):
-        check_template(SETTINGS, ContainerState(template="b" * 128))
-
-
-@given(st.binary())
-def test_no_byte_is_lost(raw: bytes) -> None:
-    config = ContainerState(raw=raw).config
-    assert config is not None
-    assert encode(config) == raw
-
-
 def test_old_style_gpus_are_counted() -> None:
     assert configured_gpus(parse(OLD_STYLE)) == 1
     assert configured_gpus(parse(CONVERGED)) == 2
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("CT is locked (backup)", "pct unlock 101"),
-        ("unable to create CT 101 - CT is locked (create)", "pct destroy 101"),
-        ("unable to create CT 101 - CT 101 already exists on node 'pve2'", "another guest has this id"),
-        ("unable to create CT 101 - VM 101 already exists on node 'pve2'", "another guest has this id"),
-        ("Configuration file 'nodes/pve1/lxc/101.conf' does not exist", "pct list, qm list"),
-        ("unable to create CT 101 - zfs error: cannot create 'rpool/x': out of space", "the storage is full"),
-        ("lvcreate error: Insufficient free space: 16384 extents needed, but only 12 available", "the storage is full"),
-        ("tar: ./usr/lib: Cannot mkdir: No space left on device", "the storage is full"),
-        ("unable to create CT 101 - volume 'local:vztmpl/x.tar.zst' does not exist", "pveam available"),
-        ("400 Parameter verification failed.\ntemplate: no such template", "pveam available"),
-        ("Only root can pass arbitrary filesystem paths.", "as root"),
-        ("403 Permission check failed (configuring device passthrough is only allowed for root@pam)", "as root"),
-        ("please run as root", "as root"),
-        ("cluster not ready - no quorum?", "pvecm status"),
-        ("can't lock file '/run/lock/lxc/pve-config-101.lock' - got timeout", "another program of PVE"),
-        ("detected modified configuration - file changed by other user? Try again.", "run again"),
-        ("storage 'nope' does not exist", "pvesm status"),
-        ("Device /dev/nvidia-uvm does not exist", "nvidia-modprobe"),
-        ("can't update CT 101 drive 'mp0' - protection mode enabled", "--protection 0"),
-        ("startup for container '101' failed", "pct start 101 --debug"),
-        ("400 Parameter verification failed.\ndev1: unable to hotplug dev1: move_mount failed", "pct shutdown 101"),
-        ("dev1: unable to hotplug dev1: Device /dev/nvidia-uvm does not exist", "nvidia-modprobe"),
-        ("all is well", None),
-    ],
-)
-def test_advice(message: str, said: str | None) -> None:
-    text = advice(message, "pve1", VMID)
-    assert (text is None) if said is None else (text is not None and said in text)

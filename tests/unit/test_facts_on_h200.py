@@ -8,7 +8,7 @@ from pathlib import Path
 from facts.containers import Containers
 from gpubox.nvidia import userland
 from gpubox.nvidia.box_readings import BoxReadings, read_box
-from gpubox.nvidia.gpu_count import DeviceNode
+from gpubox.nvidia.gpu_count import DeviceNode, Gpus, count_problem
 from gpubox.proxmox.node_readings import read_node
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/facts-h200"
@@ -30,9 +30,9 @@ def box() -> BoxReadings:
 def test_the_gpu_counts_agree_and_cuda_starts() -> None:
     seen = box()
     assert seen.loaded == DRIVER
-    assert userland.count_problems(seen) == []
+    assert count_problem(seen.gpus) is None
     assert userland.cuda_problems(seen) == []
-    assert (seen.uvm_major, seen.uvm_node) == ("238", "238")
+    assert seen.uvm_major == "238"
 
 
 def test_a_compat_package_of_the_toolkit_is_found() -> None:
@@ -40,17 +40,23 @@ def test_a_compat_package_of_the_toolkit_is_found() -> None:
     assert box().driver_packages == ("cuda-compat-13-0",)
 
 
-def test_a_node_reads_its_device_nodes() -> None:
-    gpus = Containers().process(lines("containers")).gpus
-    assert gpus.minors == {"0000:00:06.0": 0}
-    assert gpus.nodes["/dev/nvidia0"] == DeviceNode(195, 0)
-    assert gpus.nodes["/dev/nvidia-uvm"] == DeviceNode(238, 0)
-    assert (gpus.listed, gpus.wanted_minors, gpus.gpu_nodes) == (1, [0], [0])
+def test_all_three_read_the_same_gpus() -> None:
+    gpus = Gpus(
+        pci=("0000:00:06.0",),
+        driver={"0000:00:06.0": 0},
+        nodes={
+            "/dev/nvidia-uvm": DeviceNode(238, 0),
+            "/dev/nvidia-uvm-tools": DeviceNode(238, 1),
+            "/dev/nvidia0": DeviceNode(195, 0),
+            "/dev/nvidiactl": DeviceNode(195, 255),
+        },
+        listed=("00000000:00:06.0",),
+    )
+    assert box().gpus == Containers().process(lines("containers")).gpus == read_node(lines("node")).gpus == gpus
+    assert (gpus.wanted_minors, gpus.gpu_nodes, gpus.missing_nodes) == ([0], [0], [])
 
 
 def test_a_node_reads_its_driver() -> None:
     seen = read_node(lines("node"))
     assert (seen.loaded_driver, seen.loaded_open) == (DRIVER, True)
-    assert seen.gpu_nodes == ("/dev/nvidia0",)
-    assert seen.smi_gpus is not None
-    assert len(seen.smi_gpus) == 1
+    assert count_problem(seen.gpus) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpubox.errors import GpuboxError, InputError, RefusedError
 from gpubox.nvidia.driver import numbers
+from gpubox.nvidia.gpu_count import Gpus
 from gpubox.proxmox.node import (
     KERNEL_LIMITS,
     built_for,
@@ -26,9 +28,10 @@ from gpubox.proxmox.node import (
     reboot_refusals,
     wanted_kernel,
 )
-from gpubox.proxmox.node_readings import AerCount, DkmsEntry, Gpu, ModuleFile, NodeReadings
+from gpubox.proxmox.node_readings import AerCount, Card, DkmsEntry, ModuleFile, NodeReadings
 from gpubox.proxmox.node_report import RULES, Check, as_json, as_text, report, verdict
 from gpubox.proxmox.settings import NodeSettings
+from tests.gpus import gpus_of
 from tests.node_machine import FIXTURES, recorded
 
 DRIVER = "590.48.01"
@@ -51,8 +54,10 @@ def blackwell_addresses() -> list[str]:
 
 def node(**changes: Any) -> NodeReadings:
     """A converged node with two RTX PRO 6000 Blackwell."""
-    gpus = tuple(
-        Gpu(address=a, device="2bb5", width=16, max_width=16, bar_bytes=128 << 30, iommu="identity", parents=(f"p{i}",))
+    cards = tuple(
+        Card(
+            address=a, device="2bb5", width=16, max_width=16, bar_bytes=128 << 30, iommu="identity", parents=(f"p{i}",)
+        )
         for i, a in enumerate(blackwell_addresses())
     )
     values: dict[str, Any] = {
@@ -70,10 +75,8 @@ def node(**changes: Any) -> NodeReadings:
         "loaded_open": True,
         "hmm_disabled": "Y",
         "libcuda": (DRIVER,),
-        "gpus": gpus,
-        "gpu_nodes": ("/dev/nvidia0", "/dev/nvidia1"),
-        "control_nodes": ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-        "smi_gpus": ("00000000:42:00.0", "00000000:8C:00.0"),
+        "gpus": gpus_of(blackwell_addresses()),
+        "cards": cards,
         "secure_boot": "disabled",
         "acs_read": True,
         "aer_read": True,
@@ -85,6 +88,14 @@ def node(**changes: Any) -> NodeReadings:
     return NodeReadings(**{**values, **changes})
 
 
+def gpus(**changes: Any) -> dict[str, Any]:
+    return {"gpus": replace(node().gpus, **changes)}
+
+
+def without_nodes(*paths: str) -> dict[str, Any]:
+    return gpus(nodes={path: number for path, number in node().gpus.nodes.items() if path not in paths})
+
+
 def bare(**changes: Any) -> NodeReadings:
     """A node as Proxmox's installer leaves it, on its newest kernel."""
     values: dict[str, Any] = {
@@ -93,7 +104,8 @@ def bare(**changes: Any) -> NodeReadings:
         "kernels": (KERNEL,),
         "initrds": (KERNEL,),
         "bootloaders": ("grub",),
-        "gpus": node().gpus,
+        "gpus": Gpus(pci=tuple(blackwell_addresses())),
+        "cards": node().cards,
         "secure_boot": "disabled",
     }
     return NodeReadings(**{**values, **changes})
@@ -265,11 +277,15 @@ def test_a_reboot_is_refused_unless_it_comes_back_with_gpus(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"smi_gpus": ("00000000:42:00.0",)}, "PCI: 2, device nodes: 2, nvidia-smi: 1"),
-        ({"gpu_nodes": ("/dev/nvidia0",)}, "PCI: 2, device nodes: 1, nvidia-smi: 2"),
-        ({"smi_gpus": None, "smi_error": "No devices were found"}, "No devices were found"),
-        ({"gpus": (), "gpu_nodes": (), "smi_gpus": ()}, "PCI: 0"),
-        ({"control_nodes": ("/dev/nvidiactl",)}, "/dev/nvidia-uvm, /dev/nvidia-uvm-tools"),
+        (gpus(listed=("00000000:42:00.0",)), "PCI 2, driver 2, device nodes 2, nvidia-smi 1; the driver does not run"),
+        (gpus(listed=None, smi_error="No devices were found"), "nvidia-smi no answer (No devices were found)"),
+        ({"gpus": Gpus(pci=())}, "there is no GPU: PCI 0, driver 0, device nodes 0, nvidia-smi not asked"),
+        (without_nodes("/dev/nvidia1"), "PCI 2, driver 2, device nodes 1, nvidia-smi 2; the device nodes must be"),
+        (without_nodes("/dev/nvidia1"), "device nodes are missing: /dev/nvidia1"),
+        (
+            without_nodes("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
+            "device nodes are missing: /dev/nvidia-uvm, /dev/nvidia-uvm-tools",
+        ),
         ({"loaded_driver": ""}, "driver (none) is loaded"),
         ({"units_enabled": ()}, "not started at boot"),
     ],
@@ -310,8 +326,8 @@ def test_a_node_that_does_not_answer_fails() -> None:
     assert [(check.name, check.verdict) for check in report(NodeReadings())] == [("node", "fail")]
 
 
-def gpus(**changes: Any) -> tuple[Gpu, ...]:
-    return tuple(gpu.model_copy(update=changes) for gpu in node().gpus)
+def cards(**changes: Any) -> dict[str, Any]:
+    return {"cards": tuple(card.model_copy(update=changes) for card in node().cards)}
 
 
 @pytest.mark.parametrize(
@@ -322,11 +338,11 @@ def gpus(**changes: Any) -> tuple[Gpu, ...]:
         ({"secure_boot": "enabled", "loaded_driver": ""}, "Secure Boot", "fail"),
         ({"secure_boot": ""}, "Secure Boot", "warn"),
         ({"root_fs": "zfs"}, "root file system", "warn"),
-        ({"gpus": gpus(width=8)}, "PCIe width", "warn"),
-        ({"gpus": gpus(max_width=0, width=0)}, "PCIe width", "warn"),
-        ({"gpus": gpus(bar_bytes=256 << 20)}, "Resizable BAR", "warn"),
-        ({"gpus": gpus(iommu="DMA-FQ")}, "IOMMU", "warn"),
-        ({"gpus": gpus(iommu="")}, "IOMMU", "pass"),
+        (cards(width=8), "PCIe width", "warn"),
+        (cards(max_width=0, width=0), "PCIe width", "warn"),
+        (cards(bar_bytes=256 << 20), "Resizable BAR", "warn"),
+        (cards(iommu="DMA-FQ"), "IOMMU", "warn"),
+        (cards(iommu=""), "IOMMU", "pass"),
         ({"acs_redirecting": ("p1",)}, "ACS", "warn"),
         ({"acs_redirecting": ("somewhere-else",)}, "ACS", "pass"),
         ({"acs_read": False}, "ACS", "warn"),
@@ -334,9 +350,11 @@ def gpus(**changes: Any) -> tuple[Gpu, ...]:
         ({"aer": (AerCount(address="a", correctable=101, nonfatal=0, fatal=0),)}, "PCIe errors", "warn"),
         ({"aer": (AerCount(address="a", correctable=0, nonfatal=1, fatal=0),)}, "PCIe errors", "warn"),
         ({"aer": (AerCount(address="a", correctable=0, nonfatal=0, fatal=1),)}, "PCIe errors", "fail"),
-        ({"smi_gpus": ("00000000:42:00.0",)}, "number of GPUs", "fail"),
-        ({"smi_gpus": None}, "number of GPUs", "fail"),
-        ({"control_nodes": ("/dev/nvidiactl",)}, "device nodes", "fail"),
+        (gpus(listed=("00000000:42:00.0",)), "number of GPUs", "fail"),
+        (gpus(listed=None, smi_error="No devices were found"), "number of GPUs", "fail"),
+        (gpus(pci=None), "number of GPUs", "warn"),
+        ({"gpus": Gpus(pci=())}, "number of GPUs", "fail"),
+        (without_nodes("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"), "device nodes", "fail"),
         ({"units_enabled": ()}, "device nodes", "fail"),
         ({"loaded_driver": "590.44.01"}, "driver", "fail"),
         ({"libcuda": ("590.48.02",)}, "driver", "fail"),

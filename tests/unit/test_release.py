@@ -15,6 +15,7 @@ from gpubox.errors import BrokenError, InputError
 from gpubox.settings import Settings
 from gpubox.specs.plan import BoxPlan, plan_box
 from gpubox.specs.release import _quote, read_release
+from tests.containers import CONTAINER
 from tests.unit.simulated import SimulatedBox
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,16 +40,6 @@ def test_what_decides_a_release_is_in_its_name(change: dict[str, object]) -> Non
 @pytest.mark.parametrize("change", [{"keep_releases": 9}, {"stop_timeout_s": 7}, {"standby_stacks": []}])
 def test_what_does_not_decide_it_is_not(change: dict[str, object]) -> None:
     assert plan(**change).wanted.id == plan().wanted.id
-
-
-CONTAINER = {
-    "template": "debian-12-standard_12.7-1_amd64.tar.zst",
-    "template_sha512": "0" * 128,
-    "storage": "local-lvm",
-    "disk_gib": 100,
-    "memory_mib": 65536,
-    "hostname": "gpubox",
-}
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "127.3.4.5", "::1"])

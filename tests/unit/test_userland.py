@@ -9,17 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from facts.gpus import SHELL
 from facts.userland import script
 from gpubox.errors import GpuboxError, InputError, ProofError, RefusedError
 from gpubox.nvidia import cuda_probe, userland
 from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer, Library, LoaderDirectory, read_box
 from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.gpu_count import DeviceNode, Gpus
 from gpubox.specs.stack import stack_spec
+from tests.gpus import UVM_MAJOR, gpus_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = DriverSettings(version="590.48.01", run="/models/nvidia.run", sha256="a" * 64)
@@ -31,14 +35,19 @@ GOOD = BoxReadings(
     libraries=("590.48.01",),
     libcuda=(Library(f"{LIBCUDA}.1", f"{LIBCUDA}.590.48.01"),),
     loader_directories=(LoaderDirectory("/etc/ld.so.conf.d/libc.conf", "/usr/local/lib"),),
-    pci=("0000:41:00.0", "0000:c1:00.0"),
-    driver_gpus=("0000:41:00.0", "0000:c1:00.0"),
-    nodes=("/dev/nvidia0", "/dev/nvidia1"),
-    smi_gpus=("GPU 0: ...", "GPU 1: ..."),
-    uvm_major="238",
-    uvm_node="238",
+    gpus=gpus_of(["0000:41:00.0", "0000:c1:00.0"]),
+    uvm_major=str(UVM_MAJOR),
     cuda={"gpubox": CudaAnswer(0, 2, "")},
 )
+
+
+def gpus(**changes: Any) -> dict[str, Any]:
+    return {"gpus": replace(GOOD.gpus, **changes)}
+
+
+def uvm_node(node: DeviceNode | None) -> dict[str, Any]:
+    others = {path: number for path, number in GOOD.gpus.nodes.items() if path != "/dev/nvidia-uvm"}
+    return gpus(nodes=others if node is None else {**others, "/dev/nvidia-uvm": node})
 
 
 def proof_error(seen: BoxReadings) -> str:
@@ -100,10 +109,13 @@ def test_h6_a_driver_from_apt_is_refused_by_name() -> None:
             "/etc/ld.so.conf.d/c.conf puts /usr/local/cuda-13.0/compat",
         ),
         ({"kernel_packages": ("dkms", "linux-headers-6.8.0")}, "a container has none: dkms, linux-headers-6.8.0"),
-        ({"smi_gpus": GOOD.smi_gpus[:1] if GOOD.smi_gpus else ()}, "PCI 2, driver 2, device nodes 2, nvidia-smi 1"),
-        ({"pci": (*GOOD.pci, "0000:e1:00.0")}, "PCI 3, driver 2, device nodes 2, nvidia-smi 2"),
-        ({"nodes": ()}, "PCI 2, driver 2, device nodes 0, nvidia-smi 2"),
-        ({"smi_gpus": None, "smi_error": "Failed to initialize NVML: Driver/library version mismatch"}, "no answer"),
+        (gpus(listed=("00000000:41:00.0",)), "PCI 2, driver 2, device nodes 2, nvidia-smi 1"),
+        (gpus(pci=("0000:41:00.0", "0000:c1:00.0", "0000:e1:00.0")), "PCI 3, driver 2, device nodes 2, nvidia-smi 2"),
+        (gpus(nodes={}), "PCI 2, driver 2, device nodes 0, nvidia-smi 2"),
+        (
+            gpus(listed=None, smi_error="Failed to initialize NVML: Driver/library version mismatch"),
+            "nvidia-smi no answer (Failed to initialize NVML: Driver/library version mismatch)",
+        ),
         ({"cuda": {}}, "cuInit was not asked"),
         ({"cuda": {"gpubox": CudaAnswer(0, 1, "")}}, "CUDA shows 1 GPUs to gpubox, there are 2"),
         ({"cuda": {"gpubox": CudaAnswer(100, 0, ""), "root": CudaAnswer(0, 2, "")}}, "for root and not for gpubox"),
@@ -116,24 +128,25 @@ def test_what_the_proof_finds(change: dict[str, object], said: str) -> None:
 
 
 def test_machines_without_a_gpu_do_not_prove() -> None:
-    nothing = replace(GOOD, pci=(), driver_gpus=(), nodes=(), smi_gpus=(), cuda={"root": CudaAnswer(0, 0, "")})
-    assert "differ or are zero" in proof_error(nothing)
+    nothing = replace(GOOD, gpus=Gpus(pci=(), listed=()), cuda={"root": CudaAnswer(0, 0, "")})
+    assert "there is no GPU: PCI 0, driver 0, device nodes 0, nvidia-smi 0" in proof_error(nothing)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"uvm_node": ""}, "/dev/nvidia-uvm is missing here"),
-        ({"uvm_node": "511"}, "/dev/nvidia-uvm has major 511, the kernel's is 238 now: restart the container"),
+        (uvm_node(None), "/dev/nvidia-uvm is missing here"),
+        (uvm_node(DeviceNode(511, 0)), "/dev/nvidia-uvm has major 511, the kernel's is 510 now: restart the container"),
         ({"uvm_major": ""}, "the node has not loaded nvidia_uvm"),
         ({}, "/dev/nvidia-uvm is right, so the container may not open it"),
     ],
 )
-def test_h2_999_with_a_healthy_nvidia_smi_is_uvm(change: dict[str, str], said: str) -> None:
-    broken = replace(GOOD, cuda={"gpubox": CudaAnswer(999, 0, ""), "root": CudaAnswer(999, 0, "")}, **change)  # type: ignore[arg-type]
+def test_h2_999_with_a_healthy_nvidia_smi_is_uvm(change: dict[str, Any], said: str) -> None:
+    broken = replace(GOOD, cuda={"gpubox": CudaAnswer(999, 0, ""), "root": CudaAnswer(999, 0, "")}, **change)
     error = proof_error(broken)
     assert f"999, unknown error; nvidia-smi works, so it is uvm: {said}" in error.replace("\n", " ")
-    assert "uvm" not in proof_error(replace(broken, smi_gpus=None, smi_error="no answer"))
+    silent = replace(broken.gpus, listed=None, smi_error="nothing in 90 s")
+    assert "so it is uvm" not in proof_error(replace(broken, gpus=silent))
 
 
 def test_all_reasons_are_told_at_once() -> None:
@@ -156,8 +169,9 @@ def test_h6_unattended_upgrades_leave_the_driver_alone() -> None:
     assert "Pin-Priority: -1\n" in files[userland.PREFERENCES]
 
 
+GPU_KEYS = ["pci_read", "pci_gpu", "driver_gpu", "device_node", "smi_gpu", "smi_ok", "smi_error"]
 line = st.text(alphabet=st.characters(blacklist_characters="\n"), max_size=40)
-keys = st.sampled_from(["os", "driver", "libcuda", "loader_directory", "cuda", "cuda_package", "smi_gpu", "smi_ok"])
+keys = st.sampled_from(["os", "driver", "libcuda", "loader_directory", "cuda", "cuda_package", *GPU_KEYS])
 
 
 @given(st.dictionaries(keys, st.lists(line, max_size=4)))
@@ -217,7 +231,7 @@ printf '\\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1\\n'
 printf '\\tlibcuda.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so\\n'
 """,
     "systemd-detect-virt": "echo lxc",
-    "nvidia-smi": "echo 'GPU 0: NVIDIA RTX PRO 6000 (UUID: x)'; echo 'GPU 1: NVIDIA RTX PRO 6000 (UUID: y)'",
+    "nvidia-smi": "echo 00000000:41:00.0; echo 00000000:C1:00.0",
     "getent": "exit 2",
     "python3": 'echo \'{"init": 0, "devices": 2}\'',
     "dpkg-query": """
@@ -237,9 +251,8 @@ def run_script(root: Path, *, ask: bool = True) -> BoxReadings:
     for name, body in STUBS.items():
         (stubs / name).write_text(f"#!/bin/sh\n{body}\n")
         (stubs / name).chmod(0o755)
-    say = 'say() { [ -n "$2" ] && echo "$1 $2"; }\n'
     environment = {"PATH": f"{stubs}:/usr/sbin:/usr/bin:/sbin:/bin", "GPUBOX_ROOT": str(root)}
-    command = ["sh", "-c", f"{say}{script('gpubox', ask=ask)}true"]
+    command = ["sh", "-c", f"{SHELL}{script('gpubox', ask=ask)}true"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     lines: dict[str, list[str]] = {}
     for text in done.stdout.splitlines():
@@ -270,11 +283,12 @@ def test_the_script_reads_a_machine(tmp_path: Path) -> None:
             "proc/driver/nvidia/version": next(
                 iter(("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.148.08  Wed\n",))
             ),
-            "proc/driver/nvidia/gpus/0000:41:00.0/information": "",
+            "proc/driver/nvidia/gpus/0000:41:00.0/information": "Model: \t NVIDIA\nDevice Minor: \t 3\n",
+            "proc/driver/nvidia/gpus/0000:c1:00.0/information": "",
             "proc/devices": "Character devices:\n195 nvidia\n238 nvidia-uvm\n239 nvidia-uvm-other\n",
-            "dev/nvidia0": "",
-            "dev/nvidia1": "",
-            "dev/nvidiactl": "",
+            "dev/nvidia3": "c3 3\n",
+            "dev/nvidiactl": "c3 ff\n",
+            "dev/nvidia-uvm": "ee 0\n",
             "lib/libcuda.so.570.148.08": "",
             "usr/lib/x86_64-linux-gnu/libcuda.so.570.148.08": "",
             "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.148.06": "",
@@ -308,10 +322,16 @@ def test_the_script_reads_a_machine(tmp_path: Path) -> None:
         kernel_packages=("dkms",),
         cuda_packages=(("hold", "13.0.1-1", "cuda-toolkit-13-0"),),  # type: ignore[arg-type]
         toolkit_homes=("/usr/local/cuda-13.0",),
-        pci=("0000:41:00.0", "0000:c1:00.0"),
-        driver_gpus=("0000:41:00.0",),
-        nodes=("/dev/nvidia0", "/dev/nvidia1"),
-        smi_gpus=("GPU 0: NVIDIA RTX PRO 6000 (UUID: x)", "GPU 1: NVIDIA RTX PRO 6000 (UUID: y)"),
+        gpus=Gpus(
+            pci=("0000:41:00.0", "0000:c1:00.0"),
+            driver={"0000:41:00.0": 3, "0000:c1:00.0": None},
+            nodes={
+                "/dev/nvidia3": DeviceNode(195, 3),
+                "/dev/nvidiactl": DeviceNode(195, 255),
+                "/dev/nvidia-uvm": DeviceNode(238, 0),
+            },
+            listed=("00000000:41:00.0", "00000000:C1:00.0"),
+        ),
         uvm_major="238",
         cuda={"root": CudaAnswer(0, 2, "")},
     )
@@ -319,7 +339,7 @@ def test_the_script_reads_a_machine(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_driver_is_not_asked(tmp_path: Path) -> None:
     seen = run_script(tmp_path)
-    assert (seen.loaded, seen.smi_gpus, seen.cuda) == (None, None, {})
+    assert (seen.loaded, seen.gpus, seen.cuda) == (None, Gpus(), {})
 
 
 @pytest.mark.parametrize(
@@ -334,7 +354,7 @@ def test_the_script_agrees_with_the_standin_about_what_a_driver_is(
     tmp_path: Path, paths: list[str], driver: str | None
 ) -> None:
     lay_out(tmp_path, dict.fromkeys(paths, "x\n"))
-    command = f'say() {{ [ -n "$2" ] && echo "$1 $2"; }}\n{script("gpubox", ask=False)}true'
+    command = f"{SHELL}{script('gpubox', ask=False)}true"
     done = subprocess.run(
         f"GPUBOX_ROOT={shlex.quote(str(tmp_path))}\n{command}", shell=True, capture_output=True, text=True, check=True
     )
