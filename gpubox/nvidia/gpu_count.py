@@ -136,12 +136,13 @@ def count_problem(gpus: Gpus, configured: Configured | None = None) -> CountProb
     """
     there = len(gpus.driver) if gpus.pci is None else len(gpus.pci)
     named = (configured.gpus or 0) if configured is not None else 0
+    same = there == len(gpus.driver) == len(gpus.gpu_nodes) == _listed(gpus) and named <= there
+    if same and there and _nodes_fit(gpus):
+        return None
     if not (there or gpus.driver or gpus.gpu_nodes or gpus.listed or named):
         title = "there is no GPU"
-    elif there == len(gpus.driver) == len(gpus.gpu_nodes) == _listed(gpus) and named <= there and _nodes_fit(gpus):
-        return None
     else:
-        title = "the GPU counts differ"
+        title = "the device nodes are not those of the GPUs" if same else "the GPU counts differ"
     return CountProblem(f"{title}: {counts_text(gpus, configured)}", _hint(gpus, there, configured, named))
 
 

@@ -156,6 +156,8 @@ def restart_reasons(
 ) -> list[str]:
     """Why the running container is not yet what its configuration says. Empty: no restart is needed.
 
+    Read and not predicted: what PVE applies to a running container depends on its version (devN: docs/container.md).
+
     changed_raw: raw lines written since it started. inside: our device nodes in it. nodes: those of the node.
     """
     reasons = [
