@@ -53,6 +53,7 @@ def test_counts_that_agree(known: int | None) -> None:
     ("seen", "known", "numbers", "hint"),
     [
         (replace(driver(0), listed=("a",)), 2, "PCI 2, driver 1, device nodes 2, {} 2, nvidia-smi 1", "NVRM"),
+        (driver(None), 2, "PCI 2, driver 1, device nodes 2, {} 2, nvidia-smi 2", "NVRM"),
         (replace(TWO, listed=("a",)), 2, "PCI 2, driver 2, device nodes 2, {} 2, nvidia-smi 1", "NVRM"),
         (
             without("/dev/nvidia1"),
