@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpubox.errors import InputError
+from gpubox.errors import BrokenError, InputError
+from gpubox.weights.safetensors import read_header
 
 AGAIN = "fetch the model again"
-HEADER_LIMIT = 100_000_000  # bytes; safetensors itself refuses a longer header
 
 
 def check_model_directory(directory: Path) -> None:
@@ -63,26 +63,17 @@ def _found_shards(directory: Path) -> dict[str, set[str]]:
 
 
 def check_shard(path: Path) -> set[str]:
-    """The tensors of a safetensors file: 8 bytes of header length, a JSON header, data up to the largest offset."""
+    """The tensors of a safetensors file that is whole. Raises InputError: an operator brought it."""
     try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, HEADER_LIMIT)))
-            tensors = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-            end = 8 + length + max(tensors.values(), default=0)
-    except FileNotFoundError:
-        raise InputError(f"{path}: this part of the model is missing", hint=AGAIN) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a whole safetensors file: {error}", hint=AGAIN) from None
-    if path.stat().st_size != end:
-        raise InputError(f"{path}: has {path.stat().st_size} bytes, its header says {end}", hint=AGAIN)
-    return set(tensors)
+        return set(read_header(path).tensors)
+    except BrokenError as error:
+        raise InputError(error.message, hint=AGAIN) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable JSON: {error}", hint="a model directory needs it") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: not a JSON object", hint=AGAIN)
