@@ -32,9 +32,9 @@ def build_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def timed_report() -> Callable[[str], None]:
+def timed_report(*, err: bool = False) -> Callable[[str], None]:
     started = time.monotonic()
-    return lambda text: click.echo(f"[{time.monotonic() - started:6.1f} s] {text}")
+    return lambda text: click.echo(f"[{time.monotonic() - started:6.1f} s] {text}", err=err)
 
 
 def locked(layout: Layout, what: str, job: str | None) -> ExitStack:

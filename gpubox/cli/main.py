@@ -52,6 +52,7 @@ def errors_to_exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
 GROUPS = {
     "bench": "gpubox.cli.bench",
     "collectives": "gpubox.cli.collectives",
+    "draft": "gpubox.cli.draft",
     "model": "gpubox.cli.build",
     "release": "gpubox.cli.build",
     "stack": "gpubox.cli.build",

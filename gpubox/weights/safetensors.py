@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -74,18 +74,20 @@ def read_header(path: Path) -> Header:
     Holds: every name once, known dtypes, sizes that agree with dtype and shape, data without holes or overlaps up to
     the end of the file. Raises BrokenError naming the file and what is wrong.
     """
-    with _opened(path) as (descriptor, size):
-        length = int.from_bytes(_read_at(descriptor, path, 0, 8), "little")
-        if length > HEADER_LIMIT:
-            raise _broken(path, f"says that its header has {length} bytes; {HEADER_LIMIT} are the most")
-        if 8 + length > size:
-            raise _broken(path, f"is cut off: its header has {length} bytes, the file has {size}")
-        if not length or _read_at(descriptor, path, 8, 1) != b"{":
-            raise _broken(path, "is not a safetensors file: its header does not start with {")
-        tensors, metadata = _Reader(path, _read_at(descriptor, path, 8, length)).read()
-    header = Header(path, tensors, metadata, 8 + length, size)
+    text, size = _header_text(path)
+    tensors, metadata = _Reader(path, text).read()
+    header = Header(path, tensors, metadata, 8 + len(text), size)
     _check_layout(header)
     return header
+
+
+def mentions(path: Path, words: Iterable[bytes]) -> bool:
+    """Whether a header spells one of `words` anywhere: a cheap first look, where one of many shards is wanted.
+
+    Raises BrokenError when there is no header; it is not checked any further.
+    """
+    text, _ = _header_text(path)
+    return any(word in text for word in words)
 
 
 def read_values(header: Header, name: str, *, limit: int = VALUES_LIMIT) -> array[Any]:
@@ -146,6 +148,19 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         yield descriptor, status.st_size
     finally:
         os.close(descriptor)
+
+
+def _header_text(path: Path) -> tuple[bytes, int]:
+    """The JSON text and the size of the file."""
+    with _opened(path) as (descriptor, size):
+        length = int.from_bytes(_read_at(descriptor, path, 0, 8), "little")
+        if length > HEADER_LIMIT:
+            raise _broken(path, f"says that its header has {length} bytes; {HEADER_LIMIT} are the most")
+        if 8 + length > size:
+            raise _broken(path, f"is cut off: its header has {length} bytes, the file has {size}")
+        if not length or _read_at(descriptor, path, 8, 1) != b"{":
+            raise _broken(path, "is not a safetensors file: its header does not start with {")
+        return _read_at(descriptor, path, 8, length), size
 
 
 def _read_at(descriptor: int, path: Path, start: int, count: int) -> bytes:
