@@ -9,7 +9,7 @@ PYTEST := $(PYTHON) -m pytest
 FAST_TMP := $(firstword $(wildcard /dev/shm) /tmp)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-clean test test-fast test-integration test-lab lint types lock lock-tools lock-models lock-check bench-deploy
+.PHONY: help venv demo demo-clean test test-fast test-integration test-lab lint types lock lock-tools lock-models lock-check bench-deploy bench-draft
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,3 +64,6 @@ lock-check: venv ## prove that the committed locks fit their requirements.in
 
 bench-deploy: venv ## time deploys and rollbacks in the lab (root)
 	$(AS_ROOT) $(PYTHON) -m bench.deploy
+
+bench-draft: venv ## time `gpubox draft check` on headers of Kimi-K2.5's size; no root, no GPU
+	$(PYTHON) -m bench.draft
