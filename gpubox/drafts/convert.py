@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gpubox.canonical import canonical_json, short_digest
 from gpubox.drafts.check import check_draft
-from gpubox.drafts.checkpoint import CONFIG, INDEX, PROVENANCE, Checkpoint, open_checkpoint
+from gpubox.drafts.checkpoint import CONFIG, INDEX, PROVENANCE, Checkpoint, open_checkpoint, recorded_layers
 from gpubox.drafts.config import TargetConfig, read_target
 from gpubox.drafts.contract import HEAD, LLAMA, NEWEST, engine_version, loaded_name
 from gpubox.drafts.findings import Report
@@ -79,8 +79,11 @@ def convert_draft(
 ) -> Converted:
     """The converted draft below layout.models, as NAME-DIGEST; the digest is of everything that decides its bytes.
 
-    `trained`: the layers entered that it was trained on; None where the source says it or nobody knows. Raises
-    InputError for what cannot be converted, BrokenError for damaged files, ProofError when the result does not pass.
+    `trained`: the layers entered that it was trained on; None where the source says it, by its format or by the record
+    of an earlier conversion, or nobody knows.
+
+    Raises InputError for what cannot be converted, BrokenError for damaged files, ProofError when the result does not
+    pass; then nothing is kept.
     """
     if not NAME.fullmatch(name):
         raise InputError(f"--name {name!r}", hint="lower-case letters, digits, dots and hyphens, at most 64")
@@ -120,7 +123,7 @@ def convert_draft(
 def _origin(
     checkpoint: Checkpoint, name: str, engine: Version, target: TargetConfig, trained: list[int] | None
 ) -> Origin:
-    layers = trained if trained is not None else trained_layers(checkpoint.config, target)
+    layers = trained or trained_layers(checkpoint.config, target) or recorded_layers(checkpoint.directory)
     renamed, dropped = _names(checkpoint)
     config = flat_config(checkpoint.config, target, engine, layers)
     head = next((stored for stored, new in renamed.items() if new == HEAD.name), None)

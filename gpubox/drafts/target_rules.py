@@ -56,7 +56,7 @@ def target_files(case: Case) -> Iterator[Finding]:
                 "target files", f"no shard holds {name}, which the draft borrows", fix="verify the target's files"
             )
             return
-    yield passed("target files", f"{weights.shards} shards, {_gigabytes(weights.nbytes)}")
+    yield passed("target files", f"{weights.shards} shards, {_size(weights.nbytes)}")
 
 
 def memory(case: Case) -> Iterator[Finding]:
@@ -65,7 +65,7 @@ def memory(case: Case) -> Iterator[Finding]:
     ranks = serving.tensor_parallel or 1
     weights = case.checkpoint.weight_bytes
     if serving.gpu_bytes is None or serving.memory_fraction is None:
-        yield passed("memory", f"draft {_gigabytes(weights)}; room beside the target not checked")
+        yield passed("memory", f"draft {_size(weights)}; room beside the target not checked")
         return
     rest = serving.gpu_bytes * (1 - serving.memory_fraction)
     heads = config.num_key_value_heads or config.num_attention_heads
@@ -74,17 +74,15 @@ def memory(case: Case) -> Iterator[Finding]:
         width = ((config.kv_lora_rank or 0) + (config.qk_rope_head_dim or 0)) * ranks  # each rank holds all of it
     pool = (serving.context_length or case.target.max_position_embeddings) * config.num_hidden_layers * width * 2
     needed = (weights + pool) / ranks
-    said = (
-        f"draft needs {_gigabytes(needed)} a GPU with one full context, mem_fraction_static leaves {_gigabytes(rest)}"
-    )
+    said = f"draft needs {_size(needed)} a GPU with one full context, mem_fraction_static leaves {_size(rest)}"
     if needed > rest:
         yield failed("memory", said, why="out of memory after the target was loaded", fix="a lower mem_fraction_static")
     else:
         yield passed("memory", said)
 
 
-def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 CHECKS = (target_files, memory)

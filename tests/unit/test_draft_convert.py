@@ -100,6 +100,16 @@ class TestSpeculators:
         assert [finding.name for finding in report.failures] == ["captured layers"]
         assert "2/30/58, but the draft was trained on 3/31/59" in report.failures[0].what
 
+    def test_converted_again_for_the_other_version(self, shop: Workshop) -> None:
+        draft = speculators_draft()
+        draft.config["eagle_aux_hidden_state_layer_ids"] = [3, 31, 59]
+        first = shop.convert(draft.write(shop.root / "source"), MIDDLE)
+        second = shop.convert(first.directory, "0.5.13")
+        assert not second.report.failures
+        config = json.loads((second.directory / "config.json").read_text())
+        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 31, 59]
+        assert len(shop.store()) == 2
+
     def test_trained_in_a_way_that_is_not_served(self, shop: Workshop) -> None:
         draft = speculators_draft()
         draft.config["norm_before_residual"] = True
