@@ -29,12 +29,14 @@ def _plus_one_unless_boundary(ids: list[int], layers: int) -> list[int]:
     return list(ids) if max(ids, default=0) == layers else _plus_one(ids, layers)
 
 
+GPT_OSS_BOUNDARIES: Final = Version("0.5.17")  # sglang#32334
+
 # Family of targets -> (since, rule), oldest first.
 RULES: Final[Mapping[str, tuple[tuple[Version, Rule], ...]]] = MappingProxyType(
     {
         "llama": ((OLDEST, _plus_one),),
         "deepseek": ((OLDEST, _plus_one), (Version("0.5.13"), _plus_one_if_first_is_one)),  # sglang#25454
-        "gpt-oss": ((OLDEST, _plus_one), (Version("0.5.17"), _plus_one_unless_boundary)),  # sglang#32334
+        "gpt-oss": ((OLDEST, _plus_one), (GPT_OSS_BOUNDARIES, _plus_one_unless_boundary)),
     }
 )
 
@@ -87,6 +89,11 @@ PATCHED_HOOKS: Final = MappingProxyType({PATCH_HOOKS: "KimiK25ForConditionalGene
 def default_layers(layers: int) -> list[int]:
     """What the engine captures when the config names none. Every trainer's own default means the same layers."""
     return [2, layers // 2, layers - 3]
+
+
+def last_index(family: str, version: Version, layers: int) -> int:
+    """gpt-oss captures behind each layer from 0.5.17 on, so also behind the last; the others where one is entered."""
+    return layers if family == "gpt-oss" and version >= GPT_OSS_BOUNDARIES else layers - 1
 
 
 def rule(family: str, version: Version) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpubox.drafts.capture import HOOKS, PATCHED_HOOKS, default_layers, encode
+from gpubox.drafts.capture import HOOKS, PATCHED_HOOKS, default_layers, encode, last_index
 from gpubox.drafts.case import Case
 from gpubox.drafts.contract import (
     AUX_NORMS,
@@ -89,15 +89,15 @@ def captured(case: Case) -> Iterator[Finding]:
     if capture is None:
         yield warned("captured layers", f"not known for {case.target.architecture}", fix="compare by a parity test")
         return
-    last = case.target.num_hidden_layers - 1
+    last = last_index(capture.family, case.version, case.target.num_hidden_layers)
     if beyond := [index for index in {*capture.eager, *capture.graph} if index > last]:
         yield failed(
             "captured layers",
-            f"layer {max(beyond)} is captured when it is entered; the target's last is {last}",
+            f"layer {max(beyond)} is captured when it is entered; the last that is, is {last}",
             why="fewer states arrive than fc takes in",
             fix=_fix(case, capture),
         )
-    elif 0 in capture.eager:
+    elif 0 in capture.eager and capture.trained != capture.eager:
         yield failed(
             "captured layers",
             "what enters layer 0 is the embedding",

@@ -212,7 +212,7 @@ WRONG: list[tuple[str, str, Change, str]] = [
     ("layer ids, shapes", NEW, config(num_aux_hidden_states=4), "3 ids, but num_aux_hidden_states is 4"),
     ("captured layers", "0.5.10", ids(2, 30, 58), "eager 3/31/59, under CUDA graphs 2/30/58"),
     ("captured layers", NEW, ids(0, 29, 57), "layer 0 is the embedding|the embedding"),
-    ("captured layers", NEW, ids(2, 30, 61), "the target's last is 60"),
+    ("captured layers", NEW, ids(2, 30, 61), "the last that is, is 60"),
     ("captured layers", MIDDLE, ids(2, 30, 60), "layer 61 is captured"),
     ("tensors", NEW, tensors(fc__weight=None), "1 of 13 are missing: fc.weight"),
     ("tensors", NEW, tensors(lm_head__weight=None), "lm_head.weight"),
@@ -361,6 +361,15 @@ class TestTarget:
         assert not report.failures
         assert found(report, Level.WARN) == ["target hooks", "captured layers"]
         assert report.capture is None
+
+    def test_gpt_oss_gives_also_what_leaves_its_last_layer(self, tmp_path: Path, draft: Draft) -> None:
+        gpt_oss = write_target(tmp_path / "t", {**drafts.TARGET, "architectures": ["GptOssForCausalLM"]})
+        ids(2, 31, 61)(draft)
+        path = draft.write(tmp_path / "d")
+        known = Serving(trained_layers=(2, 31, 61))
+        assert not check_draft(path, gpt_oss, "0.5.17", serving=known).failures
+        report = check_draft(path, gpt_oss, "0.5.16", serving=known)
+        assert "layer 62 is captured" in report.failures[0].what
 
     def test_config_and_files_of_two_models(self, tmp_path: Path, draft: Draft, target: Path) -> None:
         write_tensors(target / "model-00001-of-00002.safetensors", {"model.embed_tokens.weight": tensor((64, 8))})
