@@ -47,6 +47,7 @@ def draft_group() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @common
 @click.option("--context-length", type=click.IntRange(1), default=None, help="Tokens served. Default: the target's.")
+@click.option("--dtype", default=None, help="As the engine's argument, if it is given.")
 @click.option("--tp", "tensor_parallel", type=click.IntRange(1), default=None, help="GPUs that share the model.")
 @click.option("--fused-allreduce/--no-fused-allreduce", default=None, help="Whether all-reduce fusion will be on.")
 @click.option("--mem-fraction-static", "memory_fraction", type=click.FloatRange(0, 1), default=None)
@@ -61,6 +62,7 @@ def draft_check(
     trained_layers: str | None,
     as_json: bool,
     context_length: int | None,
+    dtype: str | None,
     tensor_parallel: int | None,
     fused_allreduce: bool | None,
     memory_fraction: float | None,
@@ -72,6 +74,7 @@ def draft_check(
     layers = _layers(trained_layers, target)
     serving = Serving(
         context_length=context_length,
+        dtype=dtype,
         tensor_parallel=tensor_parallel,
         fused_allreduce=fused_allreduce,
         trained_layers=None if layers is None else tuple(layers),

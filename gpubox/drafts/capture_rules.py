@@ -15,6 +15,7 @@ from gpubox.drafts.contract import (
     PATCH_HOOKS,
 )
 from gpubox.drafts.findings import Capture, Finding, failed, passed, warned
+from gpubox.weights.safetensors import shown
 
 ENGINE_DEFAULT = 3  # how many layers fc takes in before AUX_NORMS, whatever the config says
 
@@ -26,9 +27,9 @@ def target_hook(case: Case) -> Iterator[Finding]:
     if hook is None:
         yield warned(
             "target hooks",
-            f"{name} is not in the table of targets with EAGLE-3 hooks",
+            f"{shown(name)} is not in the table of targets with EAGLE-3 hooks",
             why="without set_eagle3_layers_to_capture the engine fails after it has loaded the target",
-            fix=f"look for that method in the engine's models/ and add {name} to gpubox/drafts/capture.py",
+            fix="look for that method in the engine's models/ and add its class to gpubox/drafts/capture.py",
         )
     elif patched or case.version >= hook.present:
         yield passed("target hooks", f"{name}{', by patch' if case.version < hook.present else ''}")
@@ -87,7 +88,9 @@ def captured(case: Case) -> Iterator[Finding]:
     """Which layers will really be captured, and whether those are what the draft was trained on."""
     capture = case.capture()
     if capture is None:
-        yield warned("captured layers", f"not known for {case.target.architecture}", fix="compare by a parity test")
+        yield warned(
+            "captured layers", f"not known for {shown(case.target.architecture)}", fix="compare by a parity test"
+        )
         return
     last = last_index(capture.family, case.version, case.target.num_hidden_layers)
     if beyond := [index for index in {*capture.eager, *capture.graph} if index > last]:

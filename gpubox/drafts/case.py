@@ -18,10 +18,12 @@ from gpubox.drafts.findings import Capture
 class Serving:
     """How the draft will be served; None where it is not known, then the finding says so.
 
-    context_length in tokens (None: the target's own); trained_layers as Capture counts them; gpu_bytes of one GPU.
+    context_length in tokens (None: the target's own); dtype as the engine's argument; trained_layers as Capture counts
+    them; gpu_bytes of one GPU.
     """
 
     context_length: int | None = None
+    dtype: str | None = None
     tensor_parallel: int | None = None
     fused_allreduce: bool | None = None
     trained_layers: tuple[int, ...] | None = None

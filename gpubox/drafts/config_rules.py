@@ -17,6 +17,7 @@ from gpubox.drafts.contract import (
     SINCE,
 )
 from gpubox.drafts.findings import Finding, failed, passed, warned
+from gpubox.weights.safetensors import shown
 
 LOADER = "sglang models/llama_eagle3.py, models/kimi_k25_eagle3.py"
 
@@ -49,7 +50,7 @@ def architecture(case: Case) -> Iterator[Finding]:
     if name not in REQUIRED:
         yield failed(
             "architecture",
-            f"{name} is no EAGLE-3 draft class of the engine",
+            f"{shown(name)} is no EAGLE-3 draft class of the engine",
             why="the engine would not start, or load it as something else",
             fix=f"one of {', '.join(REQUIRED)}",
             reference=LOADER,
@@ -207,7 +208,9 @@ def rotary(case: Case) -> Iterator[Finding]:
 
 def weight_type(case: Case) -> Iterator[Finding]:
     own, target = case.config.weight_type, case.target.weight_type
-    if own in (None, "float32"):
+    if case.serving.dtype not in (None, "auto"):
+        yield passed("weight type", f"{case.serving.dtype}, by --dtype")
+    elif own is None or own == "float32":
         yield failed(
             "weight type",
             f"torch_dtype is {own or 'missing'}",
@@ -218,12 +221,12 @@ def weight_type(case: Case) -> Iterator[Finding]:
     elif target and own != target:
         yield failed(
             "weight type",
-            f"torch_dtype is {own}, the target's {target}",
+            f"torch_dtype is {shown(own)}, the target's {shown(target)}",
             why="hidden states of the one go into layers of the other",
             fix=f'set "torch_dtype": "{target}" in config.json; weights are converted when loaded',
         )
     else:
-        yield passed("weight type", str(own))
+        yield passed("weight type", shown(own))
 
 
 def quantization(case: Case) -> Iterator[Finding]:

@@ -105,6 +105,7 @@ def _serving(release: ReleaseDraft) -> Serving:
     try:
         return Serving(
             context_length=_whole(argument(words, "--context-length")),
+            dtype=argument(words, "--dtype"),
             tensor_parallel=_whole(argument(words, *TENSOR_PARALLEL_FLAGS)) or (1 if words else None),
             fused_allreduce=fused,
             memory_fraction=None if fraction is None else float(fraction),

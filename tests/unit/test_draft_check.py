@@ -300,6 +300,20 @@ class TestWrongOnes:
         assert len(report.failures) == 1
         assert says in report.failures[0].what
 
+    def test_weight_type_by_argument(self, tmp_path: Path, draft: Draft, target: Path) -> None:
+        config(torch_dtype=None)(draft)
+        path = draft.write(tmp_path / "d")
+        assert check_draft(path, target, NEW, serving=Serving(dtype="auto")).failures
+        assert not check_draft(path, target, NEW, serving=Serving(dtype="bfloat16")).failures
+
+    def test_what_a_file_says_is_printed_harmless(self, tmp_path: Path, draft: Draft, target: Path) -> None:
+        draft.tensors["\x1b[2J"] = tensor((1,))
+        config(architectures=["\x1b[31mred"], torch_dtype="\x07")(draft)
+        report = check_draft(draft.write(tmp_path / "d"), target, NEW)
+        assert len(report.failures) == 2
+        for finding in report.findings:
+            assert (finding.what + finding.why + finding.fix).isprintable()
+
     def test_key_value_heads_are_split_or_repeated(self, tmp_path: Path, draft: Draft, target: Path) -> None:
         config(num_attention_heads=6, num_key_value_heads=2, head_dim=4)(draft)
         tensors(
