@@ -12,6 +12,7 @@ from gpubox.layout import SERVICE_USER
 from gpubox.nvidia.driver import DriverSettings
 from gpubox.nvidia.toolkit import ToolkitSettings
 from gpubox.proxmox.settings import ContainerSettings, NodeSettings
+from gpubox.specs.nccl import Nccl
 from gpubox.toml import Name, validate
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
@@ -40,6 +41,7 @@ class Settings(BaseModel):
     container: Annotated[ContainerSettings | None, Field(description="the container to make on the node")] = None
     driver: Annotated[DriverSettings | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
     toolkits: Annotated[ToolkitSettings | None, Field(description="where CUDA toolkits are installed from")] = None
+    nccl: Annotated[Nccl | None, Field(description="how its GPUs reach each other; over the profile's [nccl]")] = None
     force: Annotated[bool, Field(description="activate also a release that failed before")] = False
 
     @field_validator("listen_address")

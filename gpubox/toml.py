@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Strict(BaseModel):
     """What a person writes: no unknown key, no value of another type, nothing changed after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def as_tuple(value: object) -> object:
@@ -37,7 +37,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # TOMLDecodeError, a number of thousands of digits, brackets without end
         raise InputError(f"{path}: not valid TOML: {error}", hint="check quotes and brackets near that place") from None
 
 

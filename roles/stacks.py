@@ -13,5 +13,5 @@ from ops import release as op
 def stacks(plan: BoxPlan) -> None:
     for spec in host.loop(plan.stacks):
         op.built(name=f"Stack {spec.build.name}", kind="stack", spec=spec, settings=plan.settings)
-    if plan.model:
-        op.built(name=f"Model {plan.model.build.name}", kind="model", spec=plan.model, settings=plan.settings)
+    for model in host.loop(plan.models):
+        op.built(name=f"Model {model.build.name}", kind="model", spec=model, settings=plan.settings)

@@ -57,6 +57,8 @@ class Store:
             needed["model"] = self.layout.models / release.model_id / "model.json"
         else:
             check_model_directory(Path(release.model_path))
+        if release.draft_id:
+            needed["draft"] = self.layout.models / release.draft_id / "model.json"
         for what, path in needed.items():
             if not path.is_file():
                 raise BrokenError(

@@ -6,27 +6,38 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from gpubox.errors import InputError
 from gpubox.settings import Settings
+from gpubox.specs.engine_table import load_table, other_tables, table_path
+from gpubox.specs.findings import Finding
 from gpubox.specs.model import ModelSpec, load_model, model_spec
 from gpubox.specs.release import ReleaseSpec, render_release
-from gpubox.specs.server import Server, load_server
+from gpubox.specs.server import CheckpointSource, Server, load_server
+from gpubox.specs.settled import Settled, settle
 from gpubox.specs.stack import Overlay, Stack, StackSpec, load_overlay, load_stack, stack_spec
 from gpubox.toml import nearest
 
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """What a deploy puts on one box. `releases[0]` is to be served; the others stand by, one per standby stack."""
+    """What a deploy puts on one box. `releases[0]` is to be served; the others stand by, one per standby stack.
+
+    `warnings`: what may be wrong with the profile on any of the stacks; shown before anything is done.
+    """
 
     settings: Settings
     server: Server
     overlay: Overlay | None
     stacks: list[StackSpec]
     model: ModelSpec | None
+    draft: ModelSpec | None
     releases: list[ReleaseSpec]
+    warnings: list[Finding]
+
+    @property
+    def models(self) -> list[ModelSpec]:
+        """What the box converts: the model, the draft, neither or both."""
+        return [spec for spec in (self.model, self.draft) if spec]
 
     @property
     def wanted(self) -> ReleaseSpec:
@@ -59,27 +70,31 @@ def plan_box(root: Path, settings: Settings) -> BoxPlan:
     """`root` holds stacks/, servers/, models/, overlays/. Raises InputError; reads files, changes nothing."""
     server = load_server(root / "servers", settings.server)
     overlay = _overlay(root, settings)
-    model = _model(root, server, settings)
+    model = _model(root, server.model, settings)
+    draft = _model(root, server.draft, settings) if server.draft else None
     stacks = [_stack(root, name) for name in settings.stacks]
+    settled = [_settled(root, server, stack, overlay, settings) for stack in stacks]
     specs = [stack_spec(root / "stacks" / stack.name, settings.python, overlay) for stack in stacks]
-    try:
-        releases = [
-            render_release(
-                server,
-                stack,
-                spec.id,
-                overlay=overlay,
-                model_id=model.id if model else None,
-                listen_address=settings.listen_address,
-            )
-            for stack, spec in zip(stacks, specs, strict=True)
-        ]
-    except ValidationError as error:
-        raise InputError(
-            f"overlays/{settings.overlay}/overlay.toml: engine arguments: {error.errors()[0]['msg']}",
-            hint="gpubox/specs/engine.py lists the names and types",
-        ) from None
-    return BoxPlan(settings, server, overlay, specs, model, releases)
+    releases = [
+        render_release(
+            server,
+            stack,
+            spec.id,
+            settled=what,
+            overlay=overlay,
+            model_id=model.id if model else None,
+            draft_id=draft.id if draft else None,
+            listen_address=settings.listen_address,
+        )
+        for stack, spec, what in zip(stacks, specs, settled, strict=True)
+    ]
+    warnings = list(dict.fromkeys(finding for what in settled for finding in what.warnings))
+    return BoxPlan(settings, server, overlay, specs, model, draft, releases, warnings)
+
+
+def _settled(root: Path, server: Server, stack: Stack, overlay: Overlay | None, settings: Settings) -> Settled:
+    table = load_table(table_path(root, stack.name, stack.engine.name, stack.engine.version))
+    return settle(server, stack, table, overlay=overlay, nccl=settings.nccl, others=other_tables(root, table))
 
 
 def _stack(root: Path, name: str) -> Stack:
@@ -92,10 +107,10 @@ def _overlay(root: Path, settings: Settings) -> Overlay | None:
     return load_overlay(_directory(root / "overlays", settings.overlay, "overlay"))
 
 
-def _model(root: Path, server: Server, settings: Settings) -> ModelSpec | None:
-    if server.model.build is None:
+def _model(root: Path, source: CheckpointSource, settings: Settings) -> ModelSpec | None:
+    if source.build is None:
         return None
-    directory = _directory(root / "models", server.model.build, "model")
+    directory = _directory(root / "models", source.build, "model")
     load_model(directory)
     return model_spec(directory, settings.python)
 

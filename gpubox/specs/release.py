@@ -6,17 +6,17 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpubox.build.libcuda_standin import STANDIN
 from gpubox.canonical import canonical_json, sha256_hex, short_digest
 from gpubox.errors import BrokenError
 from gpubox.health.probes import Probes
 from gpubox.layout import DEFAULT_ROOT, Layout
-from gpubox.specs.engine import EngineArguments
 from gpubox.specs.server import Server
+from gpubox.specs.settled import Settled
 from gpubox.specs.stack import Overlay, Stack
 
 # The release's own name cannot stand in its files, since it is their digest: the script reads it off its real path.
@@ -29,12 +29,24 @@ REPAIR = "move that release's directory away and deploy again; changes belong in
 RELEASE_ID = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}$")
 
 
+SINCE_2 = frozenset(
+    {
+        *("draft_id", "draft_path", "draft_sha256", "engine_name", "engine_version", "tp_size", "context_length"),
+        *("nccl_profile", "overrides"),
+    }
+)
+
+
 class Release(BaseModel):
-    """release.json: everything the box needs to start, probe and explain a release. No times, no host names."""
+    """release.json: everything the box needs to start, probe and explain a release. No times, no host names.
+
+    Schema 2 adds the fields of SINCE_2. Releases of schema 1 lie on boxes, are rolled back to, and keep their ids: they
+    are read with these fields empty, and never rendered any more.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     server: str
     server_digest: str
     stack: str
@@ -49,10 +61,25 @@ class Release(BaseModel):
     environment: dict[str, str]
     probes: Probes
     files: Annotated[dict[str, str], Field(description="sha256 of the other files of the release, by name")]
+    draft_id: str | None = None
+    draft_path: str | None = None
+    draft_sha256: str | None = None
+    engine_name: str | None = None
+    engine_version: str | None = None
+    tp_size: int | None = None
+    context_length: int | None = None
+    nccl_profile: str | None = None
+    overrides: Annotated[dict[str, str], Field(description="rules broken knowingly, each with the reason")] = {}
+
+    @model_validator(mode="after")
+    def _nothing_newer_in_an_old_one(self) -> Self:
+        if self.schema_version == 1 and (newer := SINCE_2 & self.model_fields_set):
+            raise ValueError(f"schema_version 1 has no {min(newer)}")
+        return self
 
     @property
     def id(self) -> str:
-        return f"{self.server}-{self.stack}-{short_digest(self.model_dump(mode='json'))}"
+        return f"{self.server}-{self.stack}-{short_digest(self._document())}"
 
     @property
     def base_url(self) -> str:
@@ -61,7 +88,10 @@ class Release(BaseModel):
         return f"http://{address}:{self.port}"
 
     def to_bytes(self) -> bytes:
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self._document())
+
+    def _document(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude=set(SINCE_2) if self.schema_version == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -81,23 +111,27 @@ def render_release(
     stack: Stack,
     stack_id: str,
     *,
+    settled: Settled,
     overlay: Overlay | None,
     model_id: str | None,
+    draft_id: str | None = None,
     listen_address: str,
     layout: Layout | None = None,
 ) -> ReleaseSpec:
-    """Raises pydantic.ValidationError when the overlay's engine arguments are not valid."""
+    """`settled`: the arguments and environment that the rules let pass (gpubox.specs.settled)."""
     layout = layout or Layout(DEFAULT_ROOT)
     model_path = server.model.path if model_id is None else str(layout.models / model_id)
     assert model_path is not None
+    draft_path = str(layout.models / draft_id) if draft_id else server.draft and server.draft.path
     arguments = [
         *("--model-path", model_path, "--served-model-name", server.served_model_name),
         *("--host", listen_address, "--port", str(server.port)),
-        *engine_arguments(server, overlay).command_line(),
+        *(("--speculative-draft-model-path", draft_path) if draft_path else ()),
+        *settled.arguments.command_line(),
     ]
     python = layout.stacks / stack_id / "venv" / "bin" / "python"
     command = [str(python), "-m", stack.engine.module, *arguments]
-    environment = _environment(server, stack, stack_id, overlay, layout)
+    environment = _environment(settled, stack, stack_id, overlay, layout)
     serve = SERVE.format(command=shlex.join(command)).encode()
     env = "".join(f"{name}={_quote(value)}\n" for name, value in environment.items()).encode()
     release = Release(
@@ -115,12 +149,17 @@ def render_release(
         environment=environment,
         probes=server.probes,
         files={"env": sha256_hex(env), "serve": sha256_hex(serve)},
+        draft_id=draft_id,
+        draft_path=draft_path,
+        draft_sha256=server.draft.sha256 if server.draft else None,
+        engine_name=stack.engine.name,
+        engine_version=stack.engine.version,
+        tp_size=settled.arguments.get("tp_size") or 1,
+        context_length=settled.arguments.get("context_length"),
+        nccl_profile=settled.nccl.profile if settled.nccl else None,
+        overrides=settled.overrides,
     )
     return ReleaseSpec(release, {"env": env, "release.json": release.to_bytes(), "serve": serve})
-
-
-def engine_arguments(server: Server, overlay: Overlay | None) -> EngineArguments:
-    return server.engine.merged(dict(overlay.engine)) if overlay else server.engine
 
 
 def read_release(directory: Path) -> Release:
@@ -140,9 +179,9 @@ def read_release(directory: Path) -> Release:
 
 
 def _environment(
-    server: Server, stack: Stack, stack_id: str, overlay: Overlay | None, layout: Layout
+    settled: Settled, stack: Stack, stack_id: str, overlay: Overlay | None, layout: Layout
 ) -> dict[str, str]:
-    """Stack, then overlay, then server: the later wins. Cache paths are ours: caches are never shared by stacks."""
+    """What was settled, and ours over it. Cache paths are ours: caches are never shared by stacks."""
     cache = PurePosixPath(layout.jit_cache(stack_id))
     ours = {
         "GPUBOX_STACK": stack_id,
@@ -159,8 +198,7 @@ def _environment(
         ours["CUDA_HOME"] = stack.cuda.home
     if overlay is not None and overlay.libcuda_standin:
         ours["LD_LIBRARY_PATH"] = str(layout.stacks / stack_id / STANDIN.parent)
-    merged = {**stack.environment, **(overlay.environment if overlay else {}), **server.environment, **ours}
-    return dict(sorted(merged.items()))
+    return dict(sorted({**settled.environment, **ours}.items()))
 
 
 def _quote(value: str) -> str:

@@ -3,41 +3,103 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gpubox.errors import InputError
 from gpubox.health.probes import Probes
-from gpubox.specs.engine import EngineArguments
+from gpubox.specs.nccl import Nccl
 from gpubox.toml import Name, Strict, load, nearest
 
+Bytes = Annotated[int, Field(ge=1, le=2**53)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+BoxPath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$")]
 
-class ModelSource(Strict):
+
+class ModelFacts(Strict):
+    """What the argument rules need to know of a model, from its config.json and its files.
+
+    architecture: `architectures[0]`. attention: mla for the DeepSeek family. quantization: of the checkpoint's weights.
+    weight_bytes: all shards together. context_length: the model's own limit, in tokens. kv_bytes_per_token: bytes of KV
+    cache that one token takes on one GPU; MLA keeps all of it on every GPU.
+    """
+
+    architecture: Word | None = None
+    attention: Literal["mha", "mla"] | None = None
+    quantization: Literal["none", "int4", "int8", "fp8", "fp4"] | None = None
+    multimodal: bool = False
+    weight_bytes: Bytes | None = None
+    context_length: Count | None = None
+    kv_bytes_per_token: Bytes | None = None
+
+
+class CheckpointSource(Strict):
     """Either `build`, a directory of `models/` that the box converts once, or `path`, a directory on the box."""
 
     build: Name | None = None
-    path: str | None = None
+    path: BoxPath | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.build is None) == (self.path is None):
             raise ValueError("give exactly one of 'build' and 'path'")
-        if self.path is not None and not Path(self.path).is_absolute():
-            raise ValueError(f"path must be absolute on the box, got {self.path!r}")
         return self
 
 
+class ModelSource(CheckpointSource):
+    facts: ModelFacts = ModelFacts()
+
+
+class Draft(CheckpointSource):
+    """The speculation draft. `kind`: what it was trained as. `attention`: mha for a Llama-style draft.
+
+    sha256: of its model.safetensors, so that another file at the same path is noticed. weight_bytes: of that file.
+    """
+
+    kind: Literal["eagle3", "eagle", "standalone"]
+    attention: Literal["mha", "mla"] = "mha"
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    weight_bytes: Bytes | None = None
+
+
+class Hardware(Strict):
+    """The machine that the profile is for. memory_mib: of one GPU, as nvidia-smi says. capability: compute_cap."""
+
+    gpu: str
+    gpus: Annotated[int, Field(ge=1, le=1024)]
+    memory_mib: Count
+    capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+
+    @property
+    def major(self) -> int:
+        """12 for what is called SM120."""
+        return int(self.capability.partition(".")[0])
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * 2**20
+
+
 class Server(Strict):
-    """`ready_deadline_s` lives in `probes`: a server that is not ready by then has failed."""
+    """`ready_deadline_s` lives in `probes`: a server that is not ready by then has failed.
+
+    engine: arguments by name, checked against the table of each stack's engine. overrides: rules of docs/servers.md
+    that the operator breaks knowingly, each with the reason, which every report of the box repeats.
+    """
 
     name: Name
     description: str
     served_model_name: Annotated[str, Field(min_length=1)]
     port: Annotated[int, Field(ge=1024, le=65535)] = 30000
     model: ModelSource
-    engine: EngineArguments = EngineArguments()
+    draft: Draft | None = None
+    hardware: Hardware | None = None
+    nccl: Nccl | None = None
+    engine: dict[str, Any] = {}
     environment: dict[str, str] = {}
+    overrides: dict[Name, Annotated[str, Field(min_length=10)]] = {}
     probes: Probes
 
     @field_validator("served_model_name")
@@ -45,6 +107,8 @@ class Server(Strict):
     def _no_colon(cls, value: str) -> str:
         if ":" in value:
             raise ValueError("must not contain ':' (the engine asserts it away at start)")
+        if value.startswith("-") or not value.isprintable():
+            raise ValueError("must be printable and must not start with '-'")
         return value
 
     @field_validator("environment")

@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpubox.devtools.engine_table import to_text
+from gpubox.specs.engine_table import EngineTable, load_table
+
 PROJECT = Path(__file__).parent
 SOURCE_DATE_EPOCH = "1767225600"  # 2026-01-01; hatchling stamps it on every file of the wheel
 
@@ -30,6 +33,33 @@ STANDIN_STACK = "{name}"
 [proof]
 imports = ["gpubox_standin.app", "msgpack._cmsgpack"]
 """
+
+# What the stand-in takes of the real engine's arguments (gpubox_standin.launch_server).
+ARGUMENTS = (
+    *("attention_backend", "chunked_prefill_size", "context_length", "device", "disable_cuda_graph"),
+    *(
+        "disable_custom_all_reduce",
+        "disable_overlap_schedule",
+        "dtype",
+        "enable_metrics",
+        "grammar_backend",
+        "log_level",
+    ),
+    *("max_running_requests", "max_total_tokens", "mem_fraction_static", "random_seed", "reasoning_parser"),
+    *("sampling_backend", "tool_call_parser", "tp_size", "trust_remote_code", "watchdog_timeout"),
+)
+ENGINE_IT_STANDS_FOR = PROJECT.parents[1] / "engines" / "sglang-0.5.17.json"
+
+
+def standin_table(version: str) -> EngineTable:
+    """The stand-in's argument table: a part of that of the engine it stands for."""
+    real = load_table(ENGINE_IT_STANDS_FOR)
+    return EngineTable(
+        engine="gpubox-standin-engine",
+        version=version,
+        source="tests/standin",
+        arguments={name: real.arguments[name] for name in ARGUMENTS},
+    )
 
 
 def build_wheel(out_dir: Path) -> Path:
@@ -55,6 +85,7 @@ def write_stack(out_dir: Path, wheel: Path, name: str = "standin-a") -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     own = f"gpubox-standin-engine=={version} \\\n    --hash=sha256:{digest}\n"
     (directory / "stack.toml").write_text(STACK_TOML.format(name=name, version=version))
+    (directory / "engine.json").write_text(to_text(standin_table(version)))
     for file, extra in (("requirements.in", f"gpubox-standin-engine=={version}\n"), ("requirements.lock", own)):
         (directory / file).write_text((PROJECT / "stack" / file).read_text() + extra)
     return directory

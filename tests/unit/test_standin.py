@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import requests
 
-from gpubox.specs.engine import EngineArguments
+from gpubox.specs.engine import RESERVED, Source, resolve
 from gpubox.specs.stack import load_stack, stack_spec
-from tests.standin.build import PROJECT, build_wheel, write_stack
+from tests.standin.build import PROJECT, build_wheel, standin_table, write_stack
 from tests.standin.server import Standin, run_standin
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "sglang-0.5.17"
@@ -189,10 +189,16 @@ def test_start_mistakes_end_as_the_real_engine_does(
 
 
 def test_takes_every_argument_of_a_server_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    switches = {name: True for name, field in EngineArguments.model_fields.items() if field.default is False}
-    fields = {name: field.annotation for name, field in EngineArguments.model_fields.items() if name not in switches}
-    values = {name: "1" if annotation == str | None else 1 for name, annotation in fields.items()}
-    words = EngineArguments.model_construct(**switches, **values).command_line()
+    """Its own table (tests/standin/build.py) is a part of the real engine's."""
+    table = standin_table("0.1.0")
+    values: dict[str, object] = {}
+    for key, argument in table.arguments.items():
+        number = {"int": 1, "float": 0.5, "bool": True}.get(argument.type, "text")
+        values[key] = argument.choices[0] if argument.choices else number
+    values = {key: value for key, value in values.items() if key not in RESERVED}
+    arguments, findings = resolve([Source("a.toml", "engine", values)], table)
+    assert not findings
+    words = arguments.command_line()
     monkeypatch.syspath_prepend(str(PROJECT / "src"))
     monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m", *words])
     assert importlib.import_module("gpubox_standin.launch_server").parse_arguments().context_length == 1
