@@ -9,7 +9,10 @@ PYTEST := $(PYTHON) -m pytest
 FAST_TMP := $(firstword $(wildcard /dev/shm) /tmp)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-clean test test-fast test-integration test-lab lint types lock lock-tools lock-models lock-check bench-deploy bench-draft
+.PHONY: help venv demo demo-clean lint types
+.PHONY: test test-fast test-integration test-lab
+.PHONY: lock lock-tools lock-models lock-check engine-tables rendered
+.PHONY: bench-deploy bench-draft bench-settings
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -61,6 +64,15 @@ lock-models: venv ## resolve the locks of the models anew
 
 lock-check: venv ## prove that the committed locks fit their requirements.in
 	$(PYTHON) -m gpubox.devtools.lock --check
+
+engine-tables: venv ## read the argument tables of engines/ anew from the engines' wheels, and show what changed
+	$(PYTHON) -m gpubox.devtools.engine_table
+
+rendered: venv ## write what every profile comes to on every stack (tests/fixtures/rendered), and show what changed
+	$(PYTHON) -m tests.rendered
+
+bench-settings: venv ## time rendering and validating the settings of 1,000 boxes
+	$(PYTHON) -m bench.settings
 
 bench-deploy: venv ## time deploys and rollbacks in the lab (root)
 	$(AS_ROOT) $(PYTHON) -m bench.deploy

@@ -119,7 +119,8 @@ def sm120_vision(case: Case) -> Fault | None:
 def sm120_triton_prefill(case: Case) -> Fault | None:
     chunk = case.get("chunked_prefill_size")
     backend = case.get("prefill_attention_backend") or case.get("attention_backend") or "triton"
-    if case.capability != SM120 or backend != "triton" or chunk is None or 0 < chunk <= TRITON_PREFILL_TOKENS:
+    whole = chunk == -1  # prefill in one piece, however long
+    if case.capability != SM120 or backend != "triton" or chunk is None or not (whole or chunk > TRITON_PREFILL_TOKENS):
         return None
     return Fault("chunked_prefill_size", f"is {chunk} with Triton's attention on capability 12")
 

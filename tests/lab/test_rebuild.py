@@ -7,6 +7,7 @@ the lab's stand-ins (docs/lab-node.md); systemd, LXC, ssh, wheels and model are 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from lab.shell import Completed
 from tests.lab.conftest import TestBoxes
 from tests.lab.waiting import wait_for
 
+REPO = Path(__file__).resolve().parents[2]
 NODE, OTHER = "testnode2", "test3"
 BOX = f"@pct/{NODE}/101"
 NEW, OLD = "cuda130-next", "cuda128"
@@ -84,6 +86,15 @@ def test_a_dry_run_on_a_bare_node_shows_it_all_and_changes_nothing(bare: Node) -
     places = [planned.stderr.rindex(step) for step in steps]
     assert places == sorted(places), "nodes come first"
     assert bare.run("pct list; dkms status 2>/dev/null", check=False).stdout == ""
+
+
+def test_the_argument_tables_are_those_of_the_engines_on_the_box(served: Guest) -> None:
+    """engines/*.json against the wheels that the locks really brought."""
+    for stack, version in ((NEW, "0.5.17"), (OLD, "0.5.9")):
+        site = f"/opt/gpubox/stacks/{stack}-*/venv/lib/python3.*/site-packages"
+        served.run(f"/opt/gpubox/tools/bin/python -m gpubox.devtools.engine_table --out /tmp/table.json {site}")
+        table = served.run("cat /tmp/table.json; rm /tmp/table.json").stdout
+        assert table == (REPO / "engines" / f"sglang-{version}.json").read_text()
 
 
 def test_the_real_engine_answers_from_the_new_stack(served: Guest) -> None:
