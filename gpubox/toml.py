@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,16 +32,22 @@ def as_tuple(value: object) -> object:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises InputError when the file is missing, unreadable or not TOML."""
+    return _parsed(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # TOMLDecodeError, a number of thousands of digits, brackets without end
+
+
+def _parsed(text: str, path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML; a number of thousands of digits; brackets without end
         raise InputError(f"{path}: not valid TOML: {error}", hint="check quotes and brackets near that place") from None
 
 
@@ -60,7 +67,14 @@ def validate(model: type[Model], data: Mapping[str, Any], origin: str) -> Model:
 
 
 def load(model: type[Model], path: Path) -> Model:
-    return validate(model, read_toml(path), str(path))
+    """The file as `model`, parsed once for each content: a thousand boxes share one profile. Raises InputError."""
+    loaded: Model = _loaded(model, _text(path), str(path))
+    return loaded
+
+
+@lru_cache(maxsize=256)
+def _loaded(model: type[Model], text: str, path: str) -> Model:
+    return validate(model, _parsed(text, path), path)
 
 
 def nearest(word: str, words: Mapping[str, Any] | set[str] | list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
@@ -62,6 +63,7 @@ class Lock:
         return {name: found[name].version for name in sorted(found)}
 
 
+@lru_cache(maxsize=32)
 def parse_lock(text: str, origin: str = "requirements.lock") -> Lock:
     """Raises InputError with the line number for anything that is not a pinned, hashed, index-free entry."""
     return Lock(tuple(_entry(line, logical, origin) for line, logical in _logical_lines(text)), origin)

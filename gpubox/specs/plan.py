@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def plan_box(root: Path, settings: Settings) -> BoxPlan:
     draft = _model(root, server.draft, settings) if server.draft else None
     stacks = [_stack(root, name) for name in settings.stacks]
     settled = [_settled(root, server, stack, overlay, settings) for stack in stacks]
-    specs = [stack_spec(root / "stacks" / stack.name, settings.python, overlay) for stack in stacks]
+    specs = [_spec(root / "stacks" / stack.name, settings.python, overlay) for stack in stacks]
     releases = [
         render_release(
             server,
@@ -97,6 +99,31 @@ def _settled(root: Path, server: Server, stack: Stack, overlay: Overlay | None, 
     return settle(server, stack, table, overlay=overlay, nccl=settings.nccl, others=other_tables(root, table))
 
 
+def _spec(directory: Path, python: str, overlay: Overlay | None) -> StackSpec:
+    """stack_spec, once for each content of the directory: many boxes share a stack, and a lock takes a second."""
+    return _spec_of(directory, python, overlay.model_dump_json() if overlay else "", _content(directory))
+
+
+@lru_cache(maxsize=64)
+def _spec_of(directory: Path, python: str, overlay: str, content: tuple[bytes | str, ...]) -> StackSpec:
+    return stack_spec(directory, python, Overlay.model_validate_json(overlay) if overlay else None)
+
+
+@lru_cache(maxsize=64)
+def _model_of(directory: Path, python: str, content: tuple[bytes | str, ...]) -> ModelSpec:
+    load_model(directory)
+    return model_spec(directory, python)
+
+
+def _content(directory: Path) -> tuple[bytes | str, ...]:
+    """Every file below, by name, with its bytes."""
+    found: list[bytes | str] = []
+    for parent, _, names in sorted(os.walk(directory)):
+        for name in sorted(names):
+            found += [name, Path(parent, name).read_bytes()]
+    return tuple(found)
+
+
 def _stack(root: Path, name: str) -> Stack:
     return load_stack(_directory(root / "stacks", name, "stack"))
 
@@ -111,8 +138,7 @@ def _model(root: Path, source: CheckpointSource, settings: Settings) -> ModelSpe
     if source.build is None:
         return None
     directory = _directory(root / "models", source.build, "model")
-    load_model(directory)
-    return model_spec(directory, settings.python)
+    return _model_of(directory, settings.python, _content(directory))
 
 
 def _directory(parent: Path, name: str, key: str) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpubox.build.libcuda_standin import STANDIN
-from gpubox.canonical import canonical_json, sha256_hex, short_digest
+from gpubox.canonical import DIGEST_LENGTH, canonical_json, sha256_hex, short_digest
 from gpubox.errors import BrokenError
 from gpubox.health.probes import Probes
 from gpubox.layout import DEFAULT_ROOT, Layout
@@ -25,6 +26,8 @@ GPUBOX_RELEASE=$(basename "$(dirname "$(readlink -f "$0")")")
 export GPUBOX_RELEASE
 exec {command}
 """
+RELEASE_FILE = "release.json"
+ESCAPED = str.maketrans({character: "\\" + character for character in '\\"`$'})
 REPAIR = "move that release's directory away and deploy again; changes belong into servers/*.toml"
 RELEASE_ID = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}$")
 
@@ -101,9 +104,10 @@ class ReleaseSpec:
     release: Release
     files: dict[str, bytes]
 
-    @property
+    @cached_property
     def id(self) -> str:
-        return self.release.id
+        """That of the release, from the bytes that are here already."""
+        return f"{self.release.server}-{self.release.stack}-{sha256_hex(self.files[RELEASE_FILE])[:DIGEST_LENGTH]}"
 
 
 def render_release(
@@ -136,7 +140,7 @@ def render_release(
     env = "".join(f"{name}={_quote(value)}\n" for name, value in environment.items()).encode()
     release = Release(
         server=server.name,
-        server_digest=short_digest(server.model_dump(mode="json")),
+        server_digest=server.digest,
         stack=stack.name,
         stack_id=stack_id,
         overlay=overlay.name if overlay else None,
@@ -159,12 +163,12 @@ def render_release(
         nccl_profile=settled.nccl.profile if settled.nccl else None,
         overrides=settled.overrides,
     )
-    return ReleaseSpec(release, {"env": env, "release.json": release.to_bytes(), "serve": serve})
+    return ReleaseSpec(release, {"env": env, RELEASE_FILE: release.to_bytes(), "serve": serve})
 
 
 def read_release(directory: Path) -> Release:
     """The release in `directory`, checked: its name is its digest and every file has its bytes. Raises BrokenError."""
-    path = directory / "release.json"
+    path = directory / RELEASE_FILE
     try:
         release = Release.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -203,5 +207,4 @@ def _environment(
 
 def _quote(value: str) -> str:
     """Double quotes as systemd's EnvironmentFile reads them (systemd.exec(5)): backslash escapes inside."""
-    escaped = "".join("\\" + character if character in '\\"`$' else character for character in value)
-    return f'"{escaped}"'
+    return f'"{value.translate(ESCAPED)}"'

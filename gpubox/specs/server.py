@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gpubox.canonical import short_digest
 from gpubox.errors import InputError
 from gpubox.health.probes import Probes
 from gpubox.specs.nccl import Nccl
@@ -101,6 +103,11 @@ class Server(Strict):
     environment: dict[str, str] = {}
     overrides: dict[Name, Annotated[str, Field(min_length=10)]] = {}
     probes: Probes
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the profile's content in releases."""
+        return short_digest(self.model_dump(mode="json"))
 
     @field_validator("served_model_name")
     @classmethod
