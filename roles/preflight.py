@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyinfra import host
+from pyinfra import host, logger
 
 from facts.box import BoxState, Question, box_state, look_at
 from gpubox.errors import GpuboxError, InputError, RefusedError
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def preflight(*, activates: bool = True) -> BoxPlan:
     """The plan for the current host. Raises DeployError: host, key, value, what is allowed, what to do.
 
+    What may be wrong, and what is broken knowingly, is shown with the plan, in a dry run too.
+
     activates: this run will activate the plan's release, so one that failed before is refused too.
     """
     try:
@@ -38,6 +40,8 @@ def preflight(*, activates: bool = True) -> BoxPlan:
             _check_not_failed(plan, box_state())
     except GpuboxError as error:
         raise before_anything_ran(error) from None
+    for note in plan.notes:
+        logger.warning(f"{host.print_prefix}{note}")
     return plan
 
 

@@ -39,11 +39,20 @@ class BoxPlan:
     @property
     def models(self) -> list[ModelSpec]:
         """What the box converts: the model, the draft, neither or both."""
-        return [spec for spec in (self.model, self.draft) if spec]
+        return list({spec.id: spec for spec in (self.model, self.draft) if spec}.values())
 
     @property
     def wanted(self) -> ReleaseSpec:
         return self.releases[0]
+
+    @property
+    def notes(self) -> list[str]:
+        """What an operator should read before saying yes: warnings, and rules that the profile breaks knowingly."""
+        broken = {rule: why for spec in self.releases for rule, why in spec.release.overrides.items()}
+        return [
+            *(f"{finding}; what to do: {finding.fix}" for finding in self.warnings),
+            *(f"servers/{self.server.name}.toml: overrides {rule}: {why}" for rule, why in broken.items()),
+        ]
 
     def public_url(self, ssh_address: str | None) -> str | None:
         """Where the controller probes the server; None when it listens on loopback only.

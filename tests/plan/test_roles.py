@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from pyinfra.facts.server import Os, Which
 
 from facts.box import Box, BoxState
 from gpubox.settings import Settings
+from gpubox.specs.findings import Finding
 from gpubox.specs.plan import BoxPlan, plan_box
 from ops.tools import tools_digest
 from roles.box import PACKAGES, UNITS, box, directories, rendered
@@ -213,3 +216,13 @@ def test_starting_the_server_never_pulls_in_the_recovery() -> None:
     assert pulling
     assert not [line for line in pulling if "recover" in line]
     assert "After=network-online.target gpubox-recover.service" in unit
+
+
+def test_warnings_are_shown_with_the_plan_and_stop_nothing(
+    planned: Callable[..., Planned], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warning = Finding("a-rule", "warning", "servers/smollm2.toml", "engine.x", "may be slow", "set it")
+    monkeypatch.setattr("roles.preflight.plan_box", lambda root, settings: replace(PLAN, warnings=[warning]))
+    monkeypatch.setattr(logging.getLogger("pyinfra"), "propagate", True)
+    assert planned(converged(PLAN))
+    assert "servers/smollm2.toml: engine.x: may be slow [a-rule]; what to do: set it" in caplog.text
