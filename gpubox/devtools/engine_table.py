@@ -265,25 +265,32 @@ def committed_versions() -> Iterator[str]:
 @click.argument("trees", nargs=-1, type=click.Path(exists=True, path_type=Path))
 def main(check: bool, versions: tuple[str, ...], out: Path | None, trees: tuple[Path, ...]) -> None:
     """Read argument tables from engines' sources into engines/."""
-    stale = False
-    with tempfile.TemporaryDirectory() as scratch:
-        roots = list(trees) or [fetched(version, Path(scratch)) for version in versions or committed_versions()]
-        for root in roots:
-            version = tree_version(root)
-            path = out or ENGINES / f"{ENGINE}-{version}.json"
-            text = to_text(extract(root, version))
-            before = path.read_text(encoding="utf-8") if path.is_file() else ""
-            if text == before:
-                click.echo(f"{path}: as the source says")
-                continue
-            stale = True
-            names = (str(path), f"{ENGINE} {version}")
-            changes = difflib.unified_diff(before.splitlines(), text.splitlines(), *names, lineterm="", n=0)
-            click.echo("\n".join(changes) if before else f"{path}: new")
-            if not check:
-                path.write_text(text, encoding="utf-8")
-    if check and stale:
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            roots = list(trees) or [fetched(version, Path(scratch)) for version in versions or committed_versions()]
+            changed = [_renew(root, out, write=not check) for root in roots]
+    except GpuboxError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(error.exit_code) from None
+    if check and any(changed):
         raise SystemExit(1)
+
+
+def _renew(root: Path, out: Path | None, *, write: bool) -> bool:
+    """Whether the table of the engine below `root` was another one; says what changed."""
+    version = tree_version(root)
+    path = out or ENGINES / f"{ENGINE}-{version}.json"
+    text = to_text(extract(root, version))
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if text == before:
+        click.echo(f"{path}: as the source says")
+        return False
+    names = (str(path), f"{ENGINE} {version}")
+    changes = difflib.unified_diff(before.splitlines(), text.splitlines(), *names, lineterm="", n=0)
+    click.echo("\n".join(changes) if before else f"{path}: new")
+    if write:
+        path.write_text(text, encoding="utf-8")
+    return True
 
 
 if __name__ == "__main__":

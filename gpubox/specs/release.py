@@ -35,7 +35,7 @@ RELEASE_ID = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}$")
 SINCE_2 = frozenset(
     {
         *("draft_id", "draft_path", "draft_sha256", "engine_name", "engine_version", "tp_size", "context_length"),
-        *("nccl_profile", "overrides"),
+        *("nccl_profile", "overrides", "gpu_memory_mib"),
     }
 )
 
@@ -72,6 +72,7 @@ class Release(BaseModel):
     tp_size: int | None = None
     context_length: int | None = None
     nccl_profile: str | None = None
+    gpu_memory_mib: Annotated[int | None, Field(description="of one GPU of the machine that the profile is for")] = None
     overrides: Annotated[dict[str, str], Field(description="rules broken knowingly, each with the reason")] = {}
 
     @model_validator(mode="after")
@@ -161,6 +162,7 @@ def render_release(
         tp_size=settled.arguments.get("tp_size") or 1,
         context_length=settled.arguments.get("context_length"),
         nccl_profile=settled.nccl.profile if settled.nccl else None,
+        gpu_memory_mib=server.hardware.memory_mib if server.hardware else None,
         overrides=settled.overrides,
     )
     return ReleaseSpec(release, {"env": env, RELEASE_FILE: release.to_bytes(), "serve": serve})

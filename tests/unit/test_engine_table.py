@@ -222,6 +222,10 @@ def test_the_command_writes_a_patched_trees_table_and_checks_it(tmp_path: Path) 
     assert checked.exit_code == 1
     assert '"newer"' in checked.output
     assert '"last"' in out.read_text(), "a check writes nothing"
+    module.write_text(module.read_text().replace("choices=names", "choices=computed()"))
+    refused = run.invoke(main, [str(tree), "--out", str(out)])
+    assert refused.exit_code == 2
+    assert "not a fixed value: computed()" in refused.output
 
 
 def test_values_that_only_a_running_program_knows(tmp_path: Path) -> None:
