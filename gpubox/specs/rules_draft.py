@@ -7,6 +7,8 @@ from gpubox.specs.rule import FUSION, Case, Fault, rule
 ARGS_059 = "sglang 0.5.9 server_args.py, _handle_speculative_decoding"
 WANTS_DRAFT = frozenset({"EAGLE3", "STANDALONE"})
 KIND_OF = {"EAGLE3": "eagle3", "EAGLE": "eagle", "NEXTN": "eagle", "STANDALONE": "standalone"}
+# Those of sglang 0.5.17, which takes any case and lists none in its parser; 0.5.9 lists its own.
+ALGORITHMS = frozenset({*KIND_OF, "NGRAM", "DFLASH", "DSPARK", "FROZEN_KV_MTP"})
 MLA_ONLY = frozenset({"trtllm_mla", "cutlass_mla", "flashmla", "nsa", "dsa"})
 HOOKS, CAPTURE = "kimi-k25-eagle3-hooks", "aux-capture-after-fused-allreduce"  # patches that lift a rule
 
@@ -17,6 +19,18 @@ def draft_backend(case: Case) -> tuple[str, str] | None:
         if value := case.get(name):
             return name, str(value)
     return None
+
+
+@rule(
+    "algorithm-name",
+    reason="the engine looks the name up only when it starts, and no stack has a plugin that registers another",
+    source="sglang 0.5.17 speculative/spec_info.py",
+    fix=f"name one of {', '.join(sorted(ALGORITHMS))}",
+)
+def algorithm_name(case: Case) -> Fault | None:
+    if case.algorithm is None or case.algorithm in ALGORITHMS:
+        return None
+    return Fault("speculative_algorithm", f"is {case.get('speculative_algorithm')!r}")
 
 
 @rule(
@@ -51,9 +65,9 @@ def without_draft(case: Case) -> Fault | None:
     fix='set speculative_algorithm = "EAGLE3" for an EAGLE-3 draft, or remove [draft]',
 )
 def draft_unused(case: Case) -> Fault | None:
-    if case.draft is not None and case.algorithm is None:
-        return Fault("draft", "is given, and speculative_algorithm is not set")
-    return None
+    if case.draft is None or case.algorithm not in (None, "NGRAM"):
+        return None
+    return Fault("draft", f"is given, and speculative_algorithm is {case.algorithm or 'not set'}")
 
 
 @rule(
@@ -168,6 +182,7 @@ def draft_memory(case: Case) -> Fault | None:
 
 
 RULES = (
+    algorithm_name,
     draft_kind,
     without_draft,
     draft_unused,

@@ -83,7 +83,9 @@ MUTATIONS: list[tuple[str, Base, dict[str, Any] | Stack, str]] = [
     ("draft-kind", SPECULATING, {"engine/speculative_algorithm": "NEXTN"}, "engine.speculative_algorithm"),
     ("draft-kind", SPECULATING, {"draft/kind": "eagle"}, "engine.speculative_algorithm"),
     ("draft-missing", SPECULATING, {"draft": None}, "draft"),
+    ("algorithm-name", HOPPER_NEW, {"engine/speculative_algorithm": "EAGLE-3"}, "engine.speculative_algorithm"),
     ("draft-unused", SPECULATING, {"engine/speculative_algorithm": None}, "draft"),
+    ("draft-unused", SPECULATING, {"engine/speculative_algorithm": "NGRAM"}, "draft"),
     ("speculation-off", PLAIN, {"engine/speculative_num_steps": 3}, "engine.speculative_num_steps"),
     ("speculation-triple", SPECULATING, {"engine/speculative_num_steps": None}, "engine.speculative_eagle_topk"),
     ("speculation-triple", SPECULATING, {"engine/speculative_eagle_topk": None}, "engine.speculative_num_steps"),
@@ -269,6 +271,7 @@ LIFTED: list[tuple[str, Base, dict[str, Any]]] = [
     ("a patch opens fusion for SM120", Base(PLAIN.profile, stack(patches=("02-allreduce-fusion-sm120.patch",))), FUSED),
     ("the value that the engine sets anyway", PLAIN, {"environment/CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
     ("both halves without a profile on one GPU", ONE_GPU, BOTH_HALVES),
+    ("newer engines take the algorithm in any case", HOPPER_NEW, {"engine/speculative_algorithm": "eagle3"}),
     ("adaptive needs no triple", HOPPER_NEW, ADAPTIVE),
 ]
 
