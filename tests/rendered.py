@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from gpubox.errors import InputError
-from gpubox.specs.engine_table import load_table, other_tables, table_path
+from gpubox.specs.engine_table import OtherTables, load_table, table_path
 from gpubox.specs.release import render_release
 from gpubox.specs.server import load_server
 from gpubox.specs.settled import settle
@@ -36,7 +36,7 @@ def render(server_name: str, stack_name: str) -> dict[str, bytes]:
     server, stack = load_server(ROOT / "servers", server_name), load_stack(ROOT / "stacks" / stack_name)
     table = load_table(table_path(ROOT, stack.name, stack.engine.name, stack.engine.version))
     try:
-        settled = settle(server, stack, table, others=other_tables(ROOT, table))
+        settled = settle(server, stack, table, others=OtherTables(ROOT, table))
     except InputError as error:
         return {"refused.txt": f"{error}\n".encode()}
     spec = render_release(

@@ -7,6 +7,7 @@ patches or because it comes from a source archive, brings its own: `stacks/<name
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -101,9 +102,15 @@ def _parsed(data: bytes) -> EngineTable:
     return EngineTable.model_validate_json(data)
 
 
-def other_tables(root: Path, table: EngineTable) -> Iterator[EngineTable]:
-    """Tables of the same engine's other versions, for saying where a flag exists."""
-    for path in sorted((root / "engines").glob(f"{table.engine}-*.json")):
-        other = load_table(path)
-        if other.version != table.version:
-            yield other
+@dataclass(frozen=True)
+class OtherTables:
+    """Tables of the same engine's other versions, read when somebody wants to know where a flag exists."""
+
+    root: Path
+    table: EngineTable
+
+    def __iter__(self) -> Iterator[EngineTable]:
+        for path in sorted((self.root / "engines").glob(f"{self.table.engine}-*.json")):
+            other = load_table(path)
+            if other.version != self.table.version:
+                yield other

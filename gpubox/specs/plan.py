@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpubox.errors import InputError
 from gpubox.settings import Settings
-from gpubox.specs.engine_table import load_table, other_tables, table_path
+from gpubox.specs.engine_table import OtherTables, load_table, table_path
 from gpubox.specs.findings import Finding
 from gpubox.specs.model import ModelSpec, load_model, model_spec
 from gpubox.specs.release import ReleaseSpec, render_release
@@ -105,7 +105,7 @@ def plan_box(root: Path, settings: Settings) -> BoxPlan:
 
 def _settled(root: Path, server: Server, stack: Stack, overlay: Overlay | None, settings: Settings) -> Settled:
     table = load_table(table_path(root, stack.name, stack.engine.name, stack.engine.version))
-    return settle(server, stack, table, overlay=overlay, nccl=settings.nccl, others=other_tables(root, table))
+    return settle(server, stack, table, overlay=overlay, nccl=settings.nccl, others=OtherTables(root, table))
 
 
 def _spec(directory: Path, python: str, overlay: Overlay | None) -> StackSpec:

@@ -68,7 +68,7 @@ def look_at(
         sources.append(Source(f"overlays/{overlay.name}/overlay.toml", "engine", overlay.engine))
         environments.append((f"overlays/{overlay.name}/overlay.toml", overlay.environment))
     environments.append((file, server.environment))
-    arguments, findings = resolve(sources, table, list(others))
+    arguments, findings = resolve(sources, table, others)
     chosen = nccl or server.nccl
     case = Case(
         file=file,
