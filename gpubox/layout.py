@@ -49,6 +49,16 @@ class Layout:
         """uv's cache. It must share one mount with `stacks`: uv hard-links, and link(2) does not cross mounts."""
         return self.root / "cache" / "uv"
 
+    @property
+    def artefacts(self) -> Path:
+        """Files that no default index has, as fetched, by hash-checked name."""
+        return self.root / "cache" / "artefacts"
+
+    @property
+    def pythons(self) -> Path:
+        """Relocatable Python builds, for stacks whose Python the system does not have."""
+        return self.root / "pythons"
+
     def jit_cache(self, stack_id: str) -> Path:
         """Compile caches of one stack (triton, inductor, flashinfer, bytecode), never shared between stacks."""
         return self.root / "cache" / stack_id

@@ -6,17 +6,20 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gpubox.layout import SERVICE_USER
 from gpubox.nvidia.driver import DriverSettings
 from gpubox.nvidia.toolkit import ToolkitSettings
 from gpubox.proxmox.settings import ContainerSettings, NodeSettings
+from gpubox.specs.artefacts import check_address
 from gpubox.specs.nccl import Nccl
 from gpubox.toml import Name, validate
 
 # Keys that pyinfra and its connectors read from the same place. Everything else must be one of ours.
 PYINFRA_PREFIXES = ("_", "ssh_", "docker_", "pct_")
+
+Address = Annotated[str, AfterValidator(check_address)]
 
 
 class Settings(BaseModel):
@@ -38,6 +41,9 @@ class Settings(BaseModel):
     keep_releases: Annotated[int, Field(ge=2, le=100)] = 5
     wheelhouse: Annotated[str | None, Field(pattern=r"^/", description="a directory of wheels on the box")] = None
     offline: Annotated[bool, Field(description="build with no network: cache and wheelhouse only")] = False
+    indexes: Annotated[
+        dict[Name, Address], Field(description="addresses of the indexes that artefacts.toml names")
+    ] = {}
     container: Annotated[ContainerSettings | None, Field(description="the container to make on the node")] = None
     driver: Annotated[DriverSettings | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
     toolkits: Annotated[ToolkitSettings | None, Field(description="where CUDA toolkits are installed from")] = None

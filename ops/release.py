@@ -17,10 +17,11 @@ from facts.box import box_state
 from gpubox.errors import GpuboxError
 from gpubox.health.probes import prove_answers
 from gpubox.settings import Settings
+from gpubox.specs.artefacts import read_pins
 from gpubox.specs.model import ModelSpec
 from gpubox.specs.plan import BoxPlan
 from gpubox.specs.release import ReleaseSpec
-from gpubox.specs.stack import StackSpec
+from gpubox.specs.stack import StackBuild, StackSpec
 from ops.refusal import stop
 from ops.streamed import Streamed
 
@@ -40,7 +41,10 @@ def built(kind: str, spec: StackSpec | ModelSpec, settings: Settings) -> Iterato
         host.noop(f"{kind} {spec.id} is built and proved")
         return
     yield from _uploaded(spec.id, spec.files)
-    options = ["--cache-owner", settings.service_user] if kind == "stack" else []
+    options: list[str | QuoteString] = ["--cache-owner", settings.service_user] if kind == "stack" else []
+    if isinstance(spec.build, StackBuild):
+        named = sorted({pinned.index for pinned in read_pins(spec.files)} & settings.indexes.keys())
+        options += [word for name in named for word in ("--index", QuoteString(f"{name}={settings.indexes[name]}"))]
     if settings.wheelhouse:
         options += ["--wheelhouse", settings.wheelhouse]
     if settings.offline:

@@ -11,7 +11,9 @@ from gpubox.errors import GpuboxError, InputError, RefusedError
 from gpubox.nvidia.toolkit import check_system
 from gpubox.nvidia.userland import check_packages, check_stacks
 from gpubox.settings import load_settings
+from gpubox.specs.artefacts import index_address
 from gpubox.specs.plan import BoxPlan, plan_box
+from gpubox.specs.stack import brings_python, pinned_artefacts
 from ops.refusal import before_anything_ran
 from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered
@@ -52,11 +54,16 @@ def _check_box(plan: BoxPlan, seen: BoxState) -> None:
             f"overlay = {plan.overlay.name!r} is for machines without a GPU, and this one has a driver: {driver}",
             hint="remove overlay from this host's group_data",
         )
-    if seen.has("command", "python3") and not seen.has("command", f"python{settings.python}"):
+    missing = seen.has("command", "python3") and not seen.has("command", f"python{settings.python}")
+    if missing and not (all(brings_python(spec) for spec in plan.stacks) and plan.model is None):
         raise InputError(
             f"python = {settings.python!r}: the box has no python{settings.python}",
             hint="set python to the box's own version (python3 --version) if the stack's lock covers it, or install it",
         )
+    for spec in [] if settings.wheelhouse else plan.stacks:
+        for pinned in pinned_artefacts(spec):
+            if not seen.has("stacks", spec.id) and pinned.kind != "python":
+                index_address(pinned, settings.indexes)
     if listener := seen.get("foreign_listener"):
         raise InputError(
             f"port = {plan.server.port} is in use on the box: {listener}",

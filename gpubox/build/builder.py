@@ -10,37 +10,44 @@ import dataclasses
 import errno
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
+from gpubox.build.install import (
+    Job,
+    Report,
+    Sources,
+    engine_source,
+    free_bytes,
+    install_engine,
+    install_lock,
+    make_venv,
+    obtain_artefacts,
+)
 from gpubox.build.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
 from gpubox.build.patches import apply_patches
 from gpubox.build.proof import Proved, prove
-from gpubox.build.uv_errors import disk_full, explain_uv_failure
+from gpubox.build.uv_errors import disk_full
 from gpubox.canonical import canonical_json
 from gpubox.errors import InputError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
-from gpubox.rollout.running import run_lines, uv_environment, uv_program
 from gpubox.specs.spec import LOCK, read_spec
 from gpubox.specs.stack import StackBuild, StackSpec, locked_packages
 
 RECORD = "stack.json"
-LARGE_MIB = 50.0  # downloads smaller than this are not worth a line of progress
-
-Report = Callable[[str], None]
+NOTHING = Sources()
 
 
 def build_stack(
     spec_dir: Path,
     layout: Layout,
     *,
-    wheelhouse: Path | None = None,
-    offline: bool = False,
+    sources: Sources = NOTHING,
     report: Report,
     cache_owner: str | None = None,
 ) -> Path:
@@ -64,26 +71,31 @@ def build_stack(
         shutil.rmtree(work)
     work.mkdir(parents=True)
     try:
-        _build(spec, work, layout, wheelhouse=wheelhouse, offline=offline, report=report)
+        _build(Job(spec, work, layout, sources, report))
         _hand_over_bytecode(work, final, layout.jit_cache(spec.id), cache_owner)
         _name(work, final)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise disk_full(f"stack {spec.id}", _free_bytes(work)) from None
+        raise disk_full(f"stack {spec.id}", free_bytes(work)) from None
     report(f"stack {spec.id} is built and proved")
     return final
 
 
-def _build(
-    spec: StackSpec, work: Path, layout: Layout, *, wheelhouse: Path | None, offline: bool, report: Report
-) -> None:
+def _build(job: Job) -> None:
+    spec, work, report = job.spec, job.work, job.report
     _write_spec(spec, work)
     (work / "pycache").mkdir()
-    _make_venv(spec, work, layout, report)
-    _install(spec, work, layout, wheelhouse=wheelhouse, offline=offline, report=report)
-    apply_patches([work / "patches" / name for name in spec.build.patches], _site_packages(spec, work))
+    obtain_artefacts(job)
+    make_venv(job, work / "venv")
+    install_lock(job, LOCK, work / "venv")
     symbols = _add_standin(spec, work, report)
+    engine = engine_source(spec)
+    if engine is not None:
+        # Each step is proved before the next may cover up what it did.
+        _prove(spec, work, report, after_engine=False)
+        install_engine(job, engine)
+    apply_patches([work / "patches" / name for name in spec.build.patches], _site_packages(spec, work))
     proved = _prove(spec, work, report)
     (work / "venv" / ".lock").unlink(missing_ok=True)  # uv's, writable by everybody
     (work / RECORD).write_bytes(stack_record(spec, proved, symbols))
@@ -109,54 +121,6 @@ def _write_spec(spec: StackSpec, work: Path) -> None:
         path.write_bytes(data)
 
 
-def _make_venv(spec: StackSpec, work: Path, layout: Layout, report: Report) -> None:
-    """Relocatable, since it is renamed; from the system's Python, since that is what the box's updates maintain."""
-    python = spec.build.python
-    report(f"making a venv for Python {python}")
-    command: list[str | Path] = [uv_program(), "venv", "--relocatable", "--python", python]
-    command += ["--python-preference", "only-system", work / "venv"]
-    run = subprocess.run(command, env=uv_environment(layout), capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise explain_uv_failure(f"stack {spec.id}", run.stderr, free_bytes=_free_bytes(work))
-
-
-def _install(
-    spec: StackSpec, work: Path, layout: Layout, *, wheelhouse: Path | None, offline: bool, report: Report
-) -> None:
-    command: list[str | Path] = [uv_program(), "pip", "sync", "--python", work / "venv" / "bin" / "python"]
-    command += ["--require-hashes", "--no-build", "--link-mode", "hardlink", work / LOCK]
-    command += ["--find-links", wheelhouse] if wheelhouse else []
-    command += ["--offline"] if offline else []
-    said: list[str] = []
-
-    def on_line(line: str) -> None:
-        said.append(line)
-        text = progress_of(line)
-        if text:
-            report(text)
-
-    def on_silence(seconds: float) -> None:
-        report(f"still installing after {seconds:.0f} s, {_free_bytes(work) / 1e9:.1f} GB of disk free")
-
-    status = run_lines(command, environment=uv_environment(layout), on_line=on_line, on_silence=on_silence)
-    if status != 0:
-        raise explain_uv_failure(f"stack {spec.id}", "\n".join(said), free_bytes=_free_bytes(work))
-
-
-def progress_of(line: str) -> str | None:
-    """A line of uv as a line of progress; None for what would only be noise (each of 200 packages)."""
-    download = re.match(r"\s*Downloading (\S+) \(([\d.]+)(KiB|MiB|GiB)\)", line)
-    if download:
-        mib = float(download[2]) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[download[3]]
-        return line.strip() if mib >= LARGE_MIB else None
-    if "Failed to hardlink" in line:
-        return (
-            "the wheel cache is on another file system than the stacks: wheels are copied, not linked, "
-            "which takes minutes and 10 GB for each stack"
-        )
-    return line.strip() if re.match(r"(Resolved|Prepared|Installed|Uninstalled) ", line) else None
-
-
 def _add_standin(spec: StackSpec, work: Path, report: Report) -> list[str]:
     if not spec.build.libcuda_standin:
         return []
@@ -166,8 +130,15 @@ def _add_standin(spec: StackSpec, work: Path, report: Report) -> list[str]:
     return symbols
 
 
-def _prove(spec: StackSpec, work: Path, report: Report) -> Proved:
-    """In an environment like the service's, but with an empty home, so that nothing of this machine helps."""
+def _prove(spec: StackSpec, work: Path, report: Report, *, after_engine: bool = True) -> Proved:
+    """In an environment like the service's, but with an empty home, so that nothing of this machine helps.
+
+    `after_engine` is False when an engine that comes as source is not installed yet.
+    """
+    engine = spec.build.engine
+    package = engine.module.partition(".")[0]
+    also = {str(canonicalize_name(engine.name)): engine.version} if engine_source(spec) and after_engine else {}
+    imports = [module for module in spec.build.proof.imports if after_engine or module.partition(".")[0] != package]
     with tempfile.TemporaryDirectory() as home:
         environment = {
             "PATH": f"{work}/venv/bin:/usr/local/bin:/usr/bin:/bin",
@@ -182,7 +153,14 @@ def _prove(spec: StackSpec, work: Path, report: Report) -> Proved:
             environment["LD_LIBRARY_PATH"] = str(work / STANDIN.parent)
         python = work / "venv" / "bin" / "python"
         return prove(
-            python, spec.build, locked_packages(spec), environment=environment, pycache=work / "pycache", report=report
+            python,
+            spec.build,
+            locked_packages(spec),
+            also=also,
+            imports=imports,
+            environment=environment,
+            pycache=work / "pycache",
+            report=report,
         )
 
 
@@ -220,7 +198,3 @@ def _check_user(name: str | None) -> None:
 
 def _site_packages(spec: StackSpec, work: Path) -> Path:
     return work / "venv" / "lib" / f"python{spec.build.python}" / "site-packages"
-
-
-def _free_bytes(path: Path) -> int:
-    return shutil.disk_usage(path).free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from gpubox.build.elf import read_linkage
+from gpubox.build.elf import cuda_library_major, read_linkage, shared_libraries
 from gpubox.build.proof_errors import death, step_failed
 from gpubox.errors import ProofError
 from gpubox.rollout.running import run_lines
@@ -38,12 +38,27 @@ class Proved:
 
 
 def prove(
-    python: Path, build: StackBuild, lock: Lock, *, environment: Mapping[str, str], pycache: Path, report: Report
+    python: Path,
+    build: StackBuild,
+    lock: Lock,
+    *,
+    also: Mapping[str, str],
+    imports: list[str],
+    environment: Mapping[str, str],
+    pycache: Path,
+    report: Report,
 ) -> Proved:
-    """Raises ProofError naming the first thing that does not hold. `pycache` takes the bytecode of what is imported."""
-    seen = _run_probe(python, build, environment, pycache, report)
+    """Raises ProofError naming the first thing that does not hold.
+
+    `also`: versions by name of what is installed beside the lock. `imports`: what of build.proof.imports can be
+    imported by now. `pycache` takes the bytecode of what is imported.
+    """
+    seen = _run_probe(python, build, imports, environment, pycache, report)
     version = str(seen.results["python"]["version"])
-    versions = check_versions(seen.results["distributions"]["versions"], lock.expected(version))
+    expected = {**lock.expected(version), **also}
+    versions = check_versions(
+        seen.results["distributions"]["versions"], expected, unlabelled=build.proof.kernel_distributions
+    )
     major = build.cuda.linked_major if build.cuda else None
     if major is not None:
         foreign = foreign_cuda(versions, major)
@@ -52,11 +67,13 @@ def prove(
                 f"{build.name}: not of CUDA {major}: {', '.join(foreign)}", hint="correct the stack's lock"
             )
     site_packages = python.parents[1] / "lib" / f"python{build.python}" / "site-packages"
+    if major is not None:
+        check_runtimes(build.name, site_packages, major)
     kernels = {
         name: kernel_links(name, site_packages, paths, major)
         for name, paths in sorted(seen.results["kernels"]["libraries"].items())
     }
-    _check_torch(build, seen.results.get("torch"))
+    _check_torch(build, seen.results.get("torch"), expected.get("torch"))
     for step, result in seen.results.items():
         if "exit_status" in result:
             raise step_failed(build.name, step, death(result["exit_status"]), seen.stderr, major)
@@ -68,8 +85,15 @@ def prove(
     return Proved(version, versions, torch["cuda"] if torch else None, kernels)
 
 
-def check_versions(found: Mapping[str, list[str]], expected: Mapping[str, str]) -> dict[str, str]:
-    """The installed versions by canonical name. Raises ProofError unless they are exactly the locked ones."""
+def check_versions(
+    found: Mapping[str, list[str]], expected: Mapping[str, str], *, unlabelled: Collection[str] = ()
+) -> dict[str, str]:
+    """The installed versions by canonical name. Raises ProofError unless they are exactly the locked ones.
+
+    Of the distributions `unlabelled` the build (+cu130) may be missing in what is installed: kernel wheels carry it in
+    their file's name only. Which CUDA they are of is proved from what they link.
+    """
+    names = {canonicalize_name(name) for name in unlabelled}
     by_name: dict[str, list[str]] = {}
     for name, versions in found.items():
         by_name.setdefault(canonicalize_name(name), []).extend(versions)
@@ -82,7 +106,7 @@ def check_versions(found: Mapping[str, list[str]], expected: Mapping[str, str]) 
             problems.append(f"{name}=={versions[0]} is there and not locked")
         elif len(versions) > 1:
             problems.append(f"{name} is there {len(versions)} times: {', '.join(versions)}")
-        elif not _same_version(versions[0], wanted):
+        elif not (_same_version(versions[0], wanted) or (name in names and versions[0] == Version(wanted).public)):
             problems.append(f"{name}=={wanted} is locked, {versions[0]} is there")
     if problems:
         raise ProofError(
@@ -120,6 +144,17 @@ def kernel_links(name: str, site_packages: Path, paths: list[str], major: int | 
     return links
 
 
+def check_runtimes(name: str, site_packages: Path, major: int) -> None:
+    """Raises ProofError when a wheel, whatever its name, brought CUDA's own libraries of another major than `major`."""
+    for path in shared_libraries(site_packages):
+        other = cuda_library_major(path.name)
+        if other is not None and other != major:
+            raise ProofError(
+                f"{name}: not of CUDA {major}: {path.relative_to(site_packages)} is CUDA {other}'s",
+                hint="find the wheel that brings it (grep its RECORD) and name it in excludes.txt, then lock again",
+            )
+
+
 @dataclass
 class _Seen:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -128,8 +163,15 @@ class _Seen:
     stderr: str = ""
 
 
-def _run_probe(python: Path, build: StackBuild, environment: Mapping[str, str], pycache: Path, report: Report) -> _Seen:
-    request = json.dumps(build.proof.model_dump(mode="json"))
+def _run_probe(
+    python: Path,
+    build: StackBuild,
+    imports: list[str],
+    environment: Mapping[str, str],
+    pycache: Path,
+    report: Report,
+) -> _Seen:
+    request = json.dumps({"imports": imports, "kernel_distributions": build.proof.kernel_distributions})
     command: list[str | Path] = [python, "-I", "-X", f"pycache_prefix={pycache}", PROBE, request]
     seen = _Seen()
 
@@ -157,14 +199,24 @@ def _run_probe(python: Path, build: StackBuild, environment: Mapping[str, str], 
     return seen
 
 
-def _check_torch(build: StackBuild, torch: Mapping[str, Any] | None) -> None:
-    """Only a torch that imports tells its CUDA version; one that does not is reported with the imports."""
-    if build.cuda is None or torch is None or "error" in torch or torch["cuda"] == build.cuda.version:
+def _check_torch(build: StackBuild, torch: Mapping[str, Any] | None, locked: str | None) -> None:
+    """Only a torch that imports tells its version and CUDA's; one that does not is reported with the imports."""
+    if torch is None or "error" in torch:
         return
-    raise ProofError(
-        f"{build.name}: torch {torch['version']} is of CUDA {torch['cuda']}, stack.toml says {build.cuda.version!r}",
-        hint="lock the torch build of that CUDA version, or correct cuda.version",
-    )
+    if build.cuda is not None and torch["cuda"] != build.cuda.version:
+        raise ProofError(
+            f"{build.name}: torch {torch['version']} is of CUDA {torch['cuda']}, "
+            f"stack.toml says {build.cuda.version!r}",
+            hint="lock the torch build of that CUDA version, or correct cuda.version",
+        )
+    if locked is None:
+        return
+    wanted, seen = Version(locked), Version(torch["version"])
+    if seen != wanted and not (wanted.local is None and seen.public == wanted.public):
+        raise ProofError(
+            f"{build.name}: torch {locked} is locked, torch {torch['version']} runs (ABI: kernels fit one torch only)",
+            hint="a later step replaced its files: build again, and look for what brings a second torch",
+        )
 
 
 def _same_version(one: str, other: str) -> bool:

@@ -81,6 +81,7 @@ def _other_hash(what: str, package: str, output: str, detail: str) -> GpuboxErro
     pair = f"locked is sha256 {locked[0] if locked else 'none'}{more}, got {got[1] if got else 'another'}"
     return GpuboxError(
         f"{what}: {package}: {pair}",
-        hint="it was published anew under its name, or tampered with: find out which before you lock it again",
+        hint="re-published upstream under its name, or tampered with: find out which before you lock it again; "
+        "a copy of the locked file in a --wheelhouse serves as before",
         detail=detail,
     )

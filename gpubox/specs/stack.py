@@ -8,10 +8,14 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from gpubox.errors import InputError
-from gpubox.specs.lockfile import Lock, foreign_cuda, parse_lock
+from gpubox.specs.artefacts import ARTEFACTS, Pinned, load_artefacts, pins, read_pins, render_pins
+from gpubox.specs.lockfile import Lock, parse_lock
 from gpubox.specs.server import check_environment
 from gpubox.specs.spec import LOCK, Build, FileName, Spec, hashes, render_spec
+from gpubox.specs.stack_rules import check_lock
 from gpubox.toml import Name, Strict, load, nearest
+
+BUILD_LOCK = "build-requirements.lock"  # what builds an engine that comes as source
 
 Minor = Annotated[str, Field(pattern=r"^3\.\d+$")]
 DottedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
@@ -141,7 +145,12 @@ def stack_spec(directory: Path, python: str, overlay: Overlay | None) -> StackSp
         )
     inputs = {LOCK: _read(directory / LOCK)}
     inputs |= {f"patches/{name}": _read(directory / "patches" / name) for name in stack.patches}
-    _check_lock(stack, directory / LOCK, python)
+    artefacts = load_artefacts(directory)
+    if artefacts.all:
+        inputs[ARTEFACTS] = render_pins(pins(artefacts))
+    if any(artefact.kind == "source" for artefact in artefacts.all):
+        inputs[BUILD_LOCK] = _read(directory / BUILD_LOCK)
+    check_lock(stack, artefacts, parse_lock(inputs[LOCK].decode(), str(directory / LOCK)), python)
     build = StackBuild(
         name=stack.name,
         python=python,
@@ -160,6 +169,15 @@ def locked_packages(spec: StackSpec) -> Lock:
     return parse_lock(spec.files[LOCK].decode(), LOCK)
 
 
+def pinned_artefacts(spec: StackSpec) -> list[Pinned]:
+    return read_pins(spec.files)
+
+
+def brings_python(spec: StackSpec) -> bool:
+    """Whether the stack can be built on a box whose system lacks its Python."""
+    return any(pinned.kind == "python" for pinned in pinned_artefacts(spec))
+
+
 def _description(directory: Path, kind: str) -> Path:
     path = directory / f"{kind}.toml"
     if not path.is_file():
@@ -173,29 +191,6 @@ def _check_name(path: Path, name: str, directory: Path) -> None:
         raise InputError(
             f"{path}: name = {name!r}, but the directory is {directory.resolve().name!r}", hint="make both equal"
         )
-
-
-def _check_lock(stack: Stack, path: Path, python: str) -> None:
-    expected = parse_lock(path.read_text(encoding="utf-8"), str(path)).expected(python)
-    relock = f"correct stack.toml or requirements.in, then `make lock STACK={stack.name}`"
-    locked = expected.get(stack.engine.name)
-    if locked != stack.engine.version:
-        raise InputError(
-            f"{path}: holds {stack.engine.name} {locked}, stack.toml says engine.version = {stack.engine.version!r}",
-            hint=relock,
-        )
-    for name in stack.proof.kernel_distributions:
-        if name not in expected:
-            raise InputError(
-                f"{path}: does not hold {name!r}, which stack.toml names in proof.kernel_distributions", hint=relock
-            )
-    if stack.cuda is not None:
-        foreign = foreign_cuda(expected, stack.cuda.linked_major)
-        if foreign:
-            raise InputError(
-                f"{path}: not of CUDA {stack.cuda.linked_major}: {', '.join(foreign)}",
-                hint=f"name them in excludes.txt or pin what asks for them, then `make lock STACK={stack.name}`",
-            )
 
 
 def _read(path: Path) -> bytes:

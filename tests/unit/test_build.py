@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpubox.build.builder import build_stack, progress_of
+from gpubox.build.builder import build_stack
+from gpubox.build.install import Sources, progress_of
 from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
+from gpubox.specs.artefacts import RepublishedError
 from gpubox.specs.stack import load_overlay
+from tests.unit.index import Index, serving
 from tests.unit.wheels import PYTHON, Workshop, library
 
 REPO = Path(__file__).resolve().parents[2]
@@ -37,12 +41,10 @@ class Box:
         self.workshop = workshop
         self.said: list[str] = []
 
-    def build(self, spec: Path, owner: str | None = None) -> Path:
+    def build(self, spec: Path, owner: str | None = None, sources: Sources | None = None) -> Path:
         self.said.clear()
-        wheels = self.workshop.wheelhouse
-        return build_stack(
-            spec, self.layout, wheelhouse=wheels, offline=True, report=self.said.append, cache_owner=owner
-        )
+        sources = sources or Sources(self.workshop.wheelhouse, offline=True)
+        return build_stack(spec, self.layout, sources=sources, report=self.said.append, cache_owner=owner)
 
     def names(self) -> list[str]:
         """Final names below stacks/: what a release could use."""
@@ -239,6 +241,118 @@ def test_torch_of_another_cuda(box: Box, shop: Workshop) -> None:
     shop.wheel("torch", "2.9.1", {"torch.py": code})
     with pytest.raises(ProofError, match=r"torch 2\.9\.1\+cu128 is of CUDA 12\.8, stack\.toml says '13\.0'"):
         box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+
+
+TORCH = """import types
+__version__ = '{version}'
+version = types.SimpleNamespace(cuda='13.0')
+cuda = types.SimpleNamespace(is_available=lambda: False)
+"""
+
+
+def test_h14_another_torch_in_place_of_the_locked_one_is_called_abi(box: Box, shop: Workshop) -> None:
+    """A later step replaced files of torch and left its metadata; a kernel wheel fits one torch only."""
+    shop.wheel("torch", "2.9.1", {"torch.py": TORCH.format(version="2.10.0+cu130")})
+    with pytest.raises(ProofError, match=r"torch 2\.9\.1 is locked, torch 2\.10\.0\+cu130 runs \(ABI"):
+        box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+    shop.wheel("torch", "2.9.1", {"torch.py": TORCH.format(version="2.9.1+cu130")})
+    box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+
+
+def test_h16_cuda_of_another_major_under_a_neutral_name(box: Box, shop: Workshop) -> None:
+    shop.wheel("helpers-of-many-gpus", "1.0", {"helpers/libcublas.so.12": b"any bytes"})
+    with pytest.raises(ProofError, match=r"not of CUDA 13: helpers/libcublas\.so\.12 is CUDA 12's") as caught:
+        box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+    assert "excludes.txt" in caught.value.hint
+    assert box.names() == []
+
+
+ARTEFACT = """
+[[unproved]]
+name = "kernels"
+version = "1.0+cu130"
+file = "kernels-1.0+cu130-py3-none-any.whl"
+index = "ours"
+[[unproved.candidates]]
+sha256 = "{sha256}"
+source = "somebody"
+"""
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def upstream(shop: Workshop, index: Index, tmp_path: Path) -> Path:
+    """A stack whose kernel wheel only the index `ours` has, as the real one: +cu130 in its file's name alone."""
+    runtime = library(tmp_path / "gcc", "int cudaFree(void) { return 0; }")
+    links = {"libcudart.so.13": "int cudaFree(void) { return 0; }"}
+    ops = library(tmp_path / "gcc", "int cudaFree(); int f() { return cudaFree(); }", needs=links)
+    loads = (
+        "import ctypes, pathlib\nctypes.CDLL(pathlib.Path(__file__).with_name('libcudart.so.13'), ctypes.RTLD_GLOBAL)\n"
+    )
+    shop.wheel("torch", "2.9.1", {
+        "torch/__init__.py": loads + TORCH.format(version="2.9.1+cu130"), "torch/libcudart.so.13": runtime
+    })  # fmt: skip
+    wheel = shop.wheel("kernels", "1.0+cu130", {"kernels/ops.so": ops}, says="1.0", into="upstream")
+    index.add("kernels", wheel.name, wheel.read_bytes())
+    directory = shop.stack(extra=CUDA)
+    (directory / "artefacts.toml").write_text(ARTEFACT.format(sha256=shop.locked["kernels"][1]))
+    return directory
+
+
+def test_h15_an_artefact_comes_from_its_index_and_is_proved_by_what_it_links(
+    box: Box, shop: Workshop, index: Index, upstream: Path
+) -> None:
+    stack = box.build(shop.upload(upstream), sources=Sources(shop.wheelhouse, indexes={"ours": index.url}))
+    record = json.loads((stack / "stack.json").read_bytes())
+    assert record["proved"]["versions"]["kernels"] == "1.0", "installed, it does not tell which CUDA it is of"
+    assert record["proved"]["kernels"] == {"kernels": {"kernels/ops.so": ["libcudart.so.13"]}}
+    assert {path for path, _ in index.asked} == {"kernels", "files/kernels-1.0+cu130-py3-none-any.whl"}
+    assert sorted(path.name for path in stack.iterdir()) == [
+        "artefacts.json", "requirements.lock", "spec.json", "stack.json", "venv",
+    ]  # fmt: skip
+    index.asked.clear()
+    box.build(shop.upload(shop.stack("again", extra=CUDA, artefacts=upstream / "artefacts.toml")))
+    assert index.asked == [], "our own copy is kept"
+
+
+def test_h15_no_other_source_is_tried(box: Box, shop: Workshop, index: Index, upstream: Path) -> None:
+    spec = shop.upload(upstream)
+    with pytest.raises(InputError, match=r"the index 'ours', which has no address here \(known: theirs\)"):
+        box.build(spec, sources=Sources(shop.wheelhouse, indexes={"theirs": index.url}))
+    with pytest.raises(GpuboxError, match="is not on this box, and no network is to be used"):
+        box.build(spec)
+    assert index.asked == []
+
+
+def test_h13_what_the_index_publishes_anew_is_not_installed(
+    box: Box, shop: Workshop, index: Index, upstream: Path
+) -> None:
+    spec, file = shop.upload(upstream), "kernels-1.0+cu130-py3-none-any.whl"
+    good = index.files[file]
+    index.files[file] = good + b"rebuilt"
+    with pytest.raises(RepublishedError, match="re-published upstream"):
+        box.build(spec, sources=Sources(shop.wheelhouse, indexes={"ours": index.url}))
+    assert box.names() == []
+    (shop.wheelhouse / file).write_bytes(good)
+    assert box.build(spec).name == spec.name, "a copy in the wheelhouse serves as before"
+
+
+def test_h14_a_kernel_wheel_for_another_cuda_names_the_library_it_wants(
+    box: Box, shop: Workshop, index: Index, upstream: Path, tmp_path: Path
+) -> None:
+    wants = {"libcudart.so.13": "int c;", "libnvrtc.so.13": "int d;"}
+    ops = library(tmp_path / "gcc", "int f;", needs=wants)
+    wheel = shop.wheel("kernels", "1.0+cu130", {"kernels/ops.so": ops}, says="1.0", into="upstream")
+    (upstream / "artefacts.toml").write_text(ARTEFACT.format(sha256=shop.locked["kernels"][1]))
+    shop.stack(extra=CUDA)
+    index.files[wheel.name] = wheel.read_bytes()
+    with pytest.raises(ProofError, match=r"load kernels/ops\.so failed \(missing file\): .*libnvrtc\.so\.13"):
+        box.build(shop.upload(upstream), sources=Sources(shop.wheelhouse, indexes={"ours": index.url}))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,15 +27,25 @@ class Workshop:
     def wheelhouse(self) -> Path:
         return self.root / "wheelhouse"
 
-    def wheel(self, name: str, version: str, files: Mapping[str, bytes | str]) -> Path:
-        """Make a wheel, lock it, and return it."""
-        self.wheelhouse.mkdir(exist_ok=True)
+    def wheel(
+        self,
+        name: str,
+        version: str,
+        files: Mapping[str, bytes | str],
+        *,
+        says: str | None = None,
+        requires: Sequence[str] = (),
+        into: str = "wheelhouse",
+    ) -> Path:
+        """Make a wheel, lock it, and return it. `says`: the version in its metadata when it is not its file name's."""
+        (self.root / into).mkdir(exist_ok=True)
         stem = f"{name.replace('-', '_')}-{version}"
-        path = self.wheelhouse / f"{stem}-py3-none-any.whl"
-        info = f"{stem}.dist-info"
+        path = self.root / into / f"{stem}-py3-none-any.whl"
+        info = f"{name.replace('-', '_')}-{says or version}.dist-info"
+        asks = "".join(f"Requires-Dist: {text}\n" for text in requires)
         contents = {
             **files,
-            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {says or version}\n{asks}",
             f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         contents[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*contents, f"{info}/RECORD"])
@@ -50,7 +60,14 @@ class Workshop:
             f"{name}=={version} \\\n    --hash=sha256:{sha}\n" for name, (version, sha) in self.locked.items()
         )
 
-    def stack(self, name: str = "small", *, extra: str = "", patches: Mapping[str, str] | None = None) -> Path:
+    def stack(
+        self,
+        name: str = "small",
+        *,
+        extra: str = "",
+        patches: Mapping[str, str] | None = None,
+        artefacts: Path | None = None,
+    ) -> Path:
         """Write stacks/<name>; the first wheel is the engine. `extra` is TOML added to stack.toml."""
         directory = self.root / name
         (directory / "patches").mkdir(parents=True, exist_ok=True)
@@ -60,6 +77,8 @@ class Workshop:
             f'engine = {{ name = "{engine}", version = "{version}", module = "engine" }}\n{extra}'
         )
         (directory / "requirements.lock").write_text(self.lock_text())
+        if artefacts is not None:
+            (directory / "artefacts.toml").write_bytes(artefacts.read_bytes())
         for file, text in (patches or {}).items():
             (directory / "patches" / file).write_text(text)
         return directory
