@@ -13,6 +13,7 @@ FAST_TMP := $(firstword $(wildcard /dev/shm) /tmp)
 .PHONY: test test-fast test-integration test-lab
 .PHONY: lock lock-tools lock-models lock-check engine-tables rendered
 .PHONY: bench-deploy bench-draft bench-settings
+.PHONY: wheelhouse wheelhouse-verify wheelhouse-prune
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -73,6 +74,19 @@ rendered: venv ## write what every profile comes to on every stack (tests/fixtur
 
 bench-settings: venv ## time rendering and validating the settings of 1,000 boxes
 	$(PYTHON) -m bench.settings
+
+DIR ?= wheelhouse
+WHEELHOUSE := $(PYTHON) -m gpubox.devtools.wheelhouse
+
+wheelhouse: venv ## gather all that boxes need for a stack: make wheelhouse STACK=cuda128 [DIR=...] [MODEL=...] [ARGS=...]
+	@test -n "$(STACK)" || { echo "which stack? make wheelhouse STACK=NAME, one of: $(notdir $(wildcard stacks/*))"; exit 2; }
+	$(WHEELHOUSE) gather $(STACK) --dir $(DIR) $(MODEL:%=--model %) $(ARGS)
+
+wheelhouse-verify: venv ## compare a wheelhouse with its manifests: make wheelhouse-verify [DIR=...]
+	$(WHEELHOUSE) verify --dir $(DIR)
+
+wheelhouse-prune: venv ## show what no manifest names any more; ARGS=--yes removes it
+	$(WHEELHOUSE) prune --dir $(DIR) $(ARGS)
 
 bench-deploy: venv ## time deploys and rollbacks in the lab (root)
 	$(AS_ROOT) $(PYTHON) -m bench.deploy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ def unpack_source(archive: Path, source: Pinned, directory: Path) -> Path:
             tar.extractall(directory, filter="data")
     except tarfile.TarError as error:
         raise BrokenError(f"{archive}: no source archive: {error}", hint="it should be a .tar.gz") from None
+    for path in directory.rglob("*"):  # a build puts these times into the wheel
+        os.utime(path, (int(SOURCE_DATE_EPOCH), int(SOURCE_DATE_EPOCH)), follow_symlinks=False)
     tops = list(directory.iterdir())
     project = tops[0] / source.subdirectory if len(tops) == 1 else directory
     if not (project / "pyproject.toml").is_file():

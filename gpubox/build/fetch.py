@@ -68,11 +68,12 @@ def sha256_of(path: Path, progress: Progress = lambda done: None) -> str:
 def find_in_index(index: str, project: str, file: str) -> str:
     """The address of `file` on the project's page of a simple index (PEP 503). Raises GpuboxError.
 
+    Below a file: address the page is the directory's index.html, as pip has it.
     Hashes on the page are not used: a page may list several for one address, and what counts is the lock's.
     """
     page = f"{index.rstrip('/')}/{project}/"
     links = _Links()
-    links.feed(_read(page).decode(errors="replace"))
+    links.feed(_read(f"{page}index.html" if page.startswith("file:") else page).decode(errors="replace"))
     for link in links.found:
         address = urljoin(page, link)
         if unquote(urlsplit(address).path).rpartition("/")[2] == file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from packaging.tags import Tag
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # the slow convolutions stay.
 CUDNN_OF_TORCH_2_9_1 = Version("9.15")
 CUDNN_BYPASS = "SGLANG_DISABLE_CUDNN_CHECK"
+
+OLDEST_GLIBC = 35  # 2.35, of Ubuntu 22.04; Debian 12 has 2.36, Ubuntu 24.04 has 2.39
 
 # Distributions that are one thing in two parts: the Python part refuses another version of the other at import.
 _TWINS = (("flashinfer-python", "flashinfer-cubin"),)
@@ -71,12 +73,17 @@ def check_sources(stack: Stack, artefacts: Artefacts, lock: Lock, python: str) -
             )
 
 
-def fits_python(tag: Tag, minor: int) -> bool:
-    """Whether a wheel with this tag can be installed in CPython 3.`minor`."""
-    if tag.interpreter.startswith("py"):
-        return True
-    wanted = int(tag.interpreter[3:]) if tag.interpreter[3:].isdigit() else 0
-    return wanted == minor if tag.abi != "abi3" else wanted <= minor
+def installable_tags(python: str) -> list[Tag]:
+    """The wheel tags that CPython `python` ("3.12") takes on every supported system, best first."""
+    version = (3, int(python.split(".")[1]))
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(OLDEST_GLIBC, 4, -1)]
+    platforms[-12:-12] = ["manylinux2014_x86_64"]  # 2.17; the two older names follow their numbers
+    platforms += ["manylinux2010_x86_64", "manylinux1_x86_64"]
+    interpreter = f"cp{version[0]}{version[1]}"
+    return [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, interpreter=interpreter, platforms=platforms),
+    ]
 
 
 def _check_engine(stack: Stack, artefacts: Artefacts, expected: Mapping[str, str], origin: str, relock: str) -> None:
@@ -108,8 +115,7 @@ def _check_wheel(stack: Stack, wheel: Artefact, lock: Lock, python: str, locked:
         raise InputError(
             f"{lock.origin}: {wheel.name} is locked with other hashes than {ARTEFACTS_TOML} gives", hint=relock
         )
-    minor = int(python.split(".")[1])
-    if not any(fits_python(tag, minor) for tag in parse_wheel_filename(wheel.file)[3]):
+    if parse_wheel_filename(wheel.file)[3].isdisjoint(installable_tags(python)):
         raise InputError(
             f"{ARTEFACTS_TOML}: {wheel.file} is not for Python {python}",
             hint="take the file for it, or drop the Python",

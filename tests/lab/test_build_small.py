@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpubox.build.builder import build_stack
-from gpubox.devtools.lock import LOCK, StaleLockError, check_lock, compile_lock
+from gpubox.devtools.lock import BUILD_INPUT, LOCK, StaleLockError, check_lock, compile_build_lock, compile_lock
 from gpubox.errors import GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
-from gpubox.specs.stack import stack_spec
+from gpubox.specs.lockfile import parse_lock
+from gpubox.specs.stack import BUILD_LOCK, stack_spec
 from tests.unit.wheels import PYTHON, write_spec
 
 REPO = Path(__file__).resolve().parents[2]
@@ -90,6 +91,52 @@ def test_a_lock_is_stale_when_its_inputs_or_its_lines_change(tmp_path: Path) -> 
     (directory / LOCK).write_text(text)
     (directory / "overrides.txt").write_text("six==1.17.0\n")
     with pytest.raises(StaleLockError, match=r"-six==1\.16\.0(.|\n)*\+six==1\.17\.0"):
+        check_lock(directory)
+
+
+UNPROVED = """
+[[unproved]]
+name = "kernels-nobody-can-fetch"
+version = "1.0+cu130"
+file = "kernels_nobody_can_fetch-1.0+cu130-py3-none-any.whl"
+index = "elsewhere"
+requires = ["six==1.16.0"]
+[[unproved.candidates]]
+sha256 = "{one}"
+source = "somebody"
+[[unproved.candidates]]
+sha256 = "{two}"
+source = "somebody else"
+"""
+
+
+def test_what_nobody_here_can_fetch_is_locked_with_what_it_asks_for(tmp_path: Path) -> None:
+    directory = make_stack(tmp_path)
+    (directory / "artefacts.toml").write_text(UNPROVED.format(one="1" * 64, two="2" * 64))
+    with (directory / "requirements.in").open("a") as requirements:
+        requirements.write("kernels-nobody-can-fetch==1.0+cu130\n")
+    with pytest.raises(StaleLockError):
+        check_lock(directory)
+    text = compile_lock(directory)
+    (directory / LOCK).write_text(text)
+    check_lock(directory)
+    locked = {entry.name: entry for entry in parse_lock(text).entries}
+    assert locked["kernels-nobody-can-fetch"].hashes == {"1" * 64, "2" * 64}
+    assert locked["six"].version == "1.16.0"
+    (directory / "artefacts.toml").write_text(UNPROVED.format(one="1" * 64, two="3" * 64))
+    with pytest.raises(StaleLockError, match=r"-.*--hash=sha256:2222(.|\n)*\+.*--hash=sha256:3333"):
+        check_lock(directory)
+
+
+def test_what_builds_an_engine_from_source_is_locked_too(tmp_path: Path) -> None:
+    directory = make_stack(tmp_path)
+    (directory / BUILD_INPUT).write_text("setuptools==80.9.0\n")
+    with pytest.raises(StaleLockError, match=r"build-requirements\.lock: no such file"):
+        check_lock(directory)
+    (directory / BUILD_LOCK).write_text(compile_build_lock(directory))
+    check_lock(directory)
+    (directory / BUILD_INPUT).write_text("setuptools==80.8.0\n")
+    with pytest.raises(StaleLockError, match=r"build-requirements\.lock: does not fit"):
         check_lock(directory)
 
 

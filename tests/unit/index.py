@@ -44,7 +44,7 @@ def serving() -> Iterator[Index]:
                 self.send_error(index.errors.pop(0))
                 return
             if path in index.pages:
-                self._answer(200, index.pages[path].encode(), {})
+                self._answer(200, index.pages[path].encode(), {"Content-Type": "text/html"})
             elif name in index.files:
                 self._file(index.files[name])
             else:
