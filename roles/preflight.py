@@ -60,9 +60,9 @@ def _check_box(plan: BoxPlan, seen: BoxState) -> None:
             f"python = {settings.python!r}: the box has no python{settings.python}",
             hint="set python to the box's own version (python3 --version) if the stack's lock covers it, or install it",
         )
-    for spec in [] if settings.wheelhouse else plan.stacks:
+    for spec in plan.stacks:
         for pinned in pinned_artefacts(spec):
-            if not seen.has("stacks", spec.id) and pinned.kind != "python":
+            if not (settings.wheelhouse or seen.has("stacks", spec.id) or pinned.kind == "python"):
                 index_address(pinned, settings.indexes)
     if listener := seen.get("foreign_listener"):
         raise InputError(
@@ -74,7 +74,8 @@ def _check_box(plan: BoxPlan, seen: BoxState) -> None:
             f"model.path = {plan.server.model.path!r}: no config.json there on the box",
             hint="mount or copy the model there, or correct the path in servers/",
         )
-    if settings.wheelhouse and not seen.get("wheelhouse"):
+    builds = any(not seen.has("stacks", spec.id) for spec in plan.stacks)
+    if settings.wheelhouse and not seen.get("wheelhouse") and builds:
         raise InputError(f"wheelhouse = {settings.wheelhouse!r}: no such directory on the box", hint="correct the path")
 
 

@@ -97,14 +97,14 @@ def locked_wheels(lock: Path, python: str, role: Role, artefacts: Artefacts) -> 
         raise InputError(f"{lock}: {error.strerror}", hint="correct its name, or make the lock") from None
     named = {pinned.name for pinned in pins(artefacts)}
     expected = {name: version for name, version in parsed.expected(python).items() if name not in named}
-    accepted = {entry.name: entry.hashes for entry in parsed.entries}
+    accepted = {(entry.name, entry.version): entry.hashes for entry in parsed.entries}
     ranks = {tag: rank for rank, tag in enumerate(installable_tags(python))}
     found = []
     for name, wheels in _offers(lock, expected, python).items():
         fitting = [
             (min(ranks[tag] for tag in tags), wheel)
             for wheel in wheels
-            if wheel["hashes"]["sha256"] in accepted[name]
+            if wheel["hashes"]["sha256"] in accepted[name, expected[name]]
             and (tags := [tag for tag in parse_wheel_filename(_file(wheel))[3] if tag in ranks])
         ]
         if not fitting:

@@ -27,6 +27,7 @@ from gpubox.nvidia.driver import DriverSettings
 from gpubox.toml import nearest, validate
 
 ROOT = Path(__file__).parents[2]
+LARGE = 50_000_000  # bytes; smaller files are not worth a line
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 dir_option = click.option("--dir", "directory", type=DIRECTORY, default=Path("wheelhouse"), show_default=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -76,7 +77,7 @@ def gather_command(
     with _bar(sum(needed.size or 0 for needed in wants.files), show=not as_json) as (on_bytes, console):
 
         def on_file(needed: Needed, was_there: bool) -> None:
-            if not was_there and not as_json:
+            if not was_there and not as_json and (needed.size is None or needed.size >= LARGE):
                 console.print(needed.path, highlight=False, soft_wrap=True)
 
         done = gather(directory, wants, on_bytes=on_bytes, on_file=on_file)

@@ -94,9 +94,7 @@ def test_a_box_without_a_network_is_deployed_from_a_wheelhouse(drill: Drill) -> 
 def test_a_rollback_needs_neither_network_nor_wheelhouse(drill: Drill) -> None:
     drill.box.run(f"mv /{HOUSE} /{HOUSE}.gone")
     try:
-        done = drill.repository.pyinfra(
-            [drill.box], "rollback.py", "-y", stack="standin-b", offline="true", wheelhouse=""
-        )
+        done = drill.repository.pyinfra([drill.box], "rollback.py", "-y", stack="standin-b", offline="true")
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
         drill.box.run(f"mv /{HOUSE}.gone /{HOUSE}")

@@ -117,6 +117,16 @@ def test_a_box_is_built_from_what_was_gathered_and_asks_nobody(site: Site) -> No
     assert site.index.asked == []
 
 
+def test_a_lock_with_two_versions_for_two_pythons(site: Site) -> None:
+    lock = site.root / "stacks/small/requirements.lock"
+    for marker, version in (("<", "0.9"), (">", "2.0")):
+        with lock.open("a") as stream:
+            stream.write(f"helper=={version} ; python_version {marker} '{PYTHON}' --hash=sha256:{'0' * 64}\n")
+    done = site.gather()
+    assert done.exit_code == 0, done.exception
+    assert site.names() == FILES | OURS
+
+
 def test_gathering_again_fetches_nothing(site: Site) -> None:
     assert site.gather().exit_code == 0
     before = (site.house / "manifests/small.json").read_bytes()
