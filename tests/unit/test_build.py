@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -327,6 +331,45 @@ def test_h15_no_other_source_is_tried(box: Box, shop: Workshop, index: Index, up
     with pytest.raises(GpuboxError, match="is not on this box, and no network is to be used"):
         box.build(spec)
     assert index.asked == []
+
+
+PYTHON_BUILD = """
+[[proved]]
+kind = "python"
+name = "cpython"
+version = "{minor}.99"
+file = "cpython-{minor}.99+20260101.tar.gz"
+index = "pythons"
+sha256 = "{sha256}"
+size = 1
+"""
+
+
+def test_a_python_build_is_used_where_the_system_has_none(
+    box: Box, shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build here only starts this machine's Python: what matters is where it came from and where it lies."""
+    real = Path(sys.base_prefix, "bin", f"python{PYTHON}")
+    (tmp_path / "python" / "bin").mkdir(parents=True)
+    (tmp_path / "python" / "bin" / "python3").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    (tmp_path / "python" / "bin" / "python3").chmod(0o755)
+    archive = shop.wheelhouse / f"cpython-{PYTHON}.99+20260101.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "python", "python")
+    text = PYTHON_BUILD.format(minor=PYTHON, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+    directory = shop.stack()
+    (directory / "artefacts.toml").write_text(text)
+    spec = shop.upload(directory)
+    box.build(spec)
+    assert not box.layout.pythons.exists(), "the system's is preferred: its updates maintain it"
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == f"python{PYTHON}" else which(name))
+    shutil.rmtree(box.layout.stacks / spec.name)
+    box.build(spec)
+    assert f"making a venv for Python {PYTHON} from {archive.name}" in box.said
+    unpacked = box.layout.pythons / archive.name.removesuffix(".tar.gz")
+    assert os.access(unpacked / "python" / "bin" / "python3", os.X_OK)
+    assert not list(box.layout.pythons.glob(".building-*"))
 
 
 def test_h13_what_the_index_publishes_anew_is_not_installed(
