@@ -64,6 +64,7 @@ def test_missing_setting() -> None:
         ("standby_stacks", ["a", "a"]),
         ("stack", "../../etc"),
         ("service_user", "root; rm"),
+        ("indexes", {"pytorch-cu130": "https://me:secret@mirror/whl"}),
     ],
 )
 def test_bad_values_are_refused_with_their_name(key: str, value: object) -> None:
