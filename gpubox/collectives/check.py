@@ -32,7 +32,9 @@ GLOO_STAYS_HERE: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 
 def ranks_of(release: Release) -> int:
     """The tensor-parallel size that the release's command line asks for; 1 when it names none."""
-    words = release.arguments
+    if release.tp_size is not None:
+        return release.tp_size
+    words = release.arguments  # of schema 1
     return int(words[words.index("--tp-size") + 1]) if "--tp-size" in words else 1
 
 

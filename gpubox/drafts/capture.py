@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from packaging.version import Version
 
-from gpubox.drafts.contract import GRAPH_USES_IDS, OLDEST, PATCH_GRAPH_LAYERS, PATCH_HOOKS
+from gpubox.drafts.contract import GRAPH_USES_IDS, OLDEST
+from gpubox.specs import patch_names
 
 Rule = Callable[[list[int], int], list[int]]
 
@@ -83,7 +84,7 @@ HOOKS: Final[Mapping[str, Hook]] = MappingProxyType(
         "KimiK25ForConditionalGeneration": Hook("deepseek", Version("0.5.10"), absent=_READ_FIRST),  # sglang#19689
     }
 )
-PATCHED_HOOKS: Final = MappingProxyType({PATCH_HOOKS: "KimiK25ForConditionalGeneration"})
+PATCHED_HOOKS: Final = MappingProxyType({patch_names.HOOKS: "KimiK25ForConditionalGeneration"})
 
 
 def default_layers(layers: int) -> list[int]:
@@ -108,7 +109,7 @@ def graph_layers(
     ids: list[int] | None, family: str, version: Version, layers: int, patches: Iterable[str]
 ) -> list[int]:
     """Under CUDA graphs (decode and verify)."""
-    if version < GRAPH_USES_IDS and PATCH_GRAPH_LAYERS not in patches:
+    if version < GRAPH_USES_IDS and patch_names.GRAPH_LAYERS not in patches:
         return default_layers(layers)
     return eager_layers(ids, family, version, layers)
 

@@ -10,11 +10,9 @@ from gpubox.drafts.contract import (
     AUX_NORMS,
     CAPTURE_AFTER_REDUCE,
     GRAPH_USES_IDS,
-    PATCH_CAPTURE_AFTER_REDUCE,
-    PATCH_GRAPH_LAYERS,
-    PATCH_HOOKS,
 )
 from gpubox.drafts.findings import Capture, Finding, failed, passed, warned
+from gpubox.specs import patch_names
 from gpubox.weights.safetensors import shown
 
 ENGINE_DEFAULT = 3  # how many layers fc takes in before AUX_NORMS, whatever the config says
@@ -23,7 +21,7 @@ ENGINE_DEFAULT = 3  # how many layers fc takes in before AUX_NORMS, whatever the
 def target_hook(case: Case) -> Iterator[Finding]:
     name = case.target.architecture
     hook = HOOKS.get(name)
-    patched = PATCH_HOOKS in case.patches and PATCHED_HOOKS[PATCH_HOOKS] == name
+    patched = patch_names.HOOKS in case.patches and PATCHED_HOOKS[patch_names.HOOKS] == name
     if hook is None:
         yield warned(
             "target hooks",
@@ -34,7 +32,7 @@ def target_hook(case: Case) -> Iterator[Finding]:
     elif patched or case.version >= hook.present:
         yield passed("target hooks", f"{name}{', by patch' if case.version < hook.present else ''}")
     elif hook.absent is not None and case.version <= hook.absent:
-        patch = f", or the patch {PATCH_HOOKS}" if PATCHED_HOOKS[PATCH_HOOKS] == name else ""
+        patch = f", or the patch {patch_names.HOOKS}" if PATCHED_HOOKS[patch_names.HOOKS] == name else ""
         yield failed(
             "target hooks",
             f"{name} has no EAGLE-3 hooks in {case.version}",
@@ -149,12 +147,12 @@ def _fix(case: Case, capture: Capture) -> str:
     ids = encode(wanted, capture.family, case.version, case.target.num_hidden_layers)
     if ids is None:
         return "no ids give these layers"
-    graphs = f"the patch {PATCH_GRAPH_LAYERS}, or an engine from {GRAPH_USES_IDS} on"
+    graphs = f"the patch {patch_names.GRAPH_LAYERS}, or an engine from {GRAPH_USES_IDS} on"
     corrected = f"eagle_aux_hidden_state_layer_ids = {ids} (gpubox draft convert)"
     if capture.trained is None:
         return f"if it was trained on {_text(wanted)}: {corrected}; otherwise {graphs}"
     parts = [corrected] if capture.eager != wanted else []
-    if case.version < GRAPH_USES_IDS and PATCH_GRAPH_LAYERS not in case.patches and capture.graph != wanted:
+    if case.version < GRAPH_USES_IDS and patch_names.GRAPH_LAYERS not in case.patches and capture.graph != wanted:
         parts.append(f"for CUDA graphs {graphs}")
     return "; ".join(parts)
 
@@ -165,8 +163,8 @@ def whole_sums(case: Case) -> Iterator[Finding]:
         yield passed("captured sums", f"a matter of DeepSeek-like targets before {CAPTURE_AFTER_REDUCE}")
     elif case.serving.tensor_parallel == 1:
         yield passed("captured sums", "one GPU: nothing to reduce")
-    elif PATCH_CAPTURE_AFTER_REDUCE in case.patches:
-        yield passed("captured sums", f"captured after the all-reduce, by the patch {PATCH_CAPTURE_AFTER_REDUCE}")
+    elif patch_names.CAPTURE_AFTER_REDUCE in case.patches:
+        yield passed("captured sums", f"captured after the all-reduce, by the patch {patch_names.CAPTURE_AFTER_REDUCE}")
     elif case.serving.fused_allreduce is False:
         yield passed("captured sums", "all-reduce fusion is off")
     else:
@@ -175,7 +173,7 @@ def whole_sums(case: Case) -> Iterator[Finding]:
             "captured sums",
             "all-reduce fusion is on" if case.serving.fused_allreduce else "right only without all-reduce fusion",
             why=f"before {CAPTURE_AFTER_REDUCE} each rank captures its own partial sum, up to 2048 tokens a batch",
-            fix=f"leave enable_flashinfer_allreduce_fusion off, or the patch {PATCH_CAPTURE_AFTER_REDUCE}",
+            fix=f"leave enable_flashinfer_allreduce_fusion off, or the patch {patch_names.CAPTURE_AFTER_REDUCE}",
             reference="sglang models/deepseek_v2.py",
         )
 

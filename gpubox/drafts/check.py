@@ -19,6 +19,7 @@ from gpubox.drafts.findings import Capture, Finding, Report, failed, passed
 from gpubox.drafts.speculators import flat_config, foreign_format, trained_layers
 from gpubox.drafts.target_rules import target_weights
 from gpubox.errors import BrokenError, InputError
+from gpubox.specs.patch_names import patch_names
 
 CHECKS = (
     *(*config_rules.CHECKS, *capture_rules.CHECKS, *tensor_rules.CHECKS),
@@ -35,7 +36,7 @@ def check_draft(
     the version is not one that the tables know.
     """
     engine, against = engine_version(version), read_target(target_directory)
-    known_patches = frozenset(patch_name(patch) for patch in patches)
+    known_patches = patch_names(patches)
     capture, findings = _findings(draft, target_directory, engine, against, known_patches, serving or Serving())
     return Report(
         draft=str(draft),
@@ -45,11 +46,6 @@ def check_draft(
         capture=capture,
         findings=findings,
     )
-
-
-def patch_name(patch: str) -> str:
-    """The name without its ending, as patches are compared: stacks name files."""
-    return patch.removesuffix(".patch")
 
 
 def _findings(

@@ -11,12 +11,12 @@ from gpubox.drafts.contract import (
     NEW_ROTARY_SPELLING,
     NEWEST,
     NORM_BEFORE_FC,
-    PATCH_NORM_BEFORE_RESIDUAL,
     REQUIRED,
     SEVERAL_LAYERS,
     SINCE,
 )
 from gpubox.drafts.findings import Finding, failed, passed, warned
+from gpubox.specs import patch_names
 from gpubox.weights.safetensors import shown
 
 LOADER = "sglang models/llama_eagle3.py, models/kimi_k25_eagle3.py"
@@ -246,14 +246,14 @@ def quantization(case: Case) -> Iterator[Finding]:
 def norm_before_residual(case: Case) -> Iterator[Finding]:
     if not case.config.norm_before_residual:
         yield passed("norm_before_residual", "false: the residual is the state before hidden_norm")
-    elif PATCH_NORM_BEFORE_RESIDUAL in case.patches:
-        yield passed("norm_before_residual", f"true, served by the patch {PATCH_NORM_BEFORE_RESIDUAL}")
+    elif patch_names.NORM_BEFORE_RESIDUAL in case.patches:
+        yield passed("norm_before_residual", f"true, served by the patch {patch_names.NORM_BEFORE_RESIDUAL}")
     else:
         yield failed(
             "norm_before_residual",
             "true: the draft was trained with the normed state as residual",
             why=f"no version up to {NEWEST} does that: it serves with other numbers and low acceptance, without a word",
-            fix=f"train with norm_before_residual = false, or serve with the patch {PATCH_NORM_BEFORE_RESIDUAL}",
+            fix=f"train with norm_before_residual = false, or serve with the patch {patch_names.NORM_BEFORE_RESIDUAL}",
             reference="sglang models/llama_eagle3.py: no such option",
         )
 

@@ -128,10 +128,3 @@ def size(expression: str, sizes: Mapping[str, int]) -> int:
             product *= sizes[factor] if factor.isalpha() else int(factor)
         total += product
     return total
-
-
-# Patches of stacks/*/patches that change a rule here, by what they do; a stack's spec lists the patches it has.
-PATCH_HOOKS: Final = "kimi-k25-eagle3-hooks"
-PATCH_GRAPH_LAYERS: Final = "aux-layers-before-graphs"
-PATCH_CAPTURE_AFTER_REDUCE: Final = "aux-capture-after-allreduce"
-PATCH_NORM_BEFORE_RESIDUAL: Final = "draft-norm-before-residual"

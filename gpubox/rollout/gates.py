@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from gpubox.collectives import check, record
+from gpubox.drafts.findings import Level
+from gpubox.drafts.preflight import ReleaseDraft, check_release_draft
 from gpubox.errors import RefusedError
 from gpubox.layout import Layout
 from gpubox.rollout.activation import Report
 from gpubox.specs.release import Release
+
+MIB = 1 << 20
 
 
 class ReleaseGates:
@@ -16,19 +23,14 @@ class ReleaseGates:
         self._layout = layout
 
     def before_stop(self, release: Release, *, force: bool, report: Report) -> None:
-        """Raises GpuboxError; nothing has changed yet.
+        """Nothing has changed yet, the old server serves. Raises GpuboxError.
 
         Raises RefusedError for an all-reduce that is known to fail here: stopping a good server would not teach more.
         """
-        ranks = check.ranks_of(release)
-        if ranks < 2 or force:
-            return
-        known = record.read(self._layout).under(check.conditions(release, ranks))
-        if known and known.failure:
-            raise RefusedError(
-                f"release {release.id}: on {known.time}, with all as it is now, {known.failure}",
-                hint=f"cure it, then prove it with `gpubox collectives check {release.id}`, or --force",
-            )
+        if release.draft_path is not None:
+            self._check_draft(release, Path(release.draft_path), report)
+        if not force:
+            self._refuse_known_hang(release)
 
     def before_start(self, release: Release, report: Report) -> None:
         """No server runs. Raises GpuboxError: then the old server comes back, and the release is not to blame."""
@@ -40,3 +42,31 @@ class ReleaseGates:
             report(f"all-reduce of {ranks} ranks passed on {known.time}, and nothing that decides it has changed")
             return
         check.check(release, ranks, self._layout, report)
+
+    def _check_draft(self, release: Release, draft: Path, report: Report) -> None:
+        stack = json.loads((self._layout.stacks / release.stack_id / "stack.json").read_bytes())["spec"]
+        seen = check_release_draft(
+            ReleaseDraft(
+                draft_path=draft,
+                model_path=Path(release.model_path),
+                engine_version=stack["engine"]["version"],
+                patches=tuple(stack["patches"]),
+                arguments=tuple(release.arguments),
+                gpu_bytes=None if release.gpu_memory_mib is None else release.gpu_memory_mib * MIB,
+            ),
+            self._layout,
+        )
+        for finding in seen.of(Level.WARN):
+            report(f"draft: {finding}")
+        report(f"draft {draft} fits its target and sglang {seen.engine_version}")
+
+    def _refuse_known_hang(self, release: Release) -> None:
+        ranks = check.ranks_of(release)
+        if ranks < 2:
+            return
+        known = record.read(self._layout).under(check.conditions(release, ranks))
+        if known and known.failure:
+            raise RefusedError(
+                f"release {release.id}: on {known.time}, with all as it is now, {known.failure}",
+                hint=f"cure it, then prove it with `gpubox collectives check {release.id}`, or --force",
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from gpubox.errors import InputError
 from gpubox.specs.engine import EngineArguments
 from gpubox.specs.findings import Severity
 from gpubox.specs.nccl import Nccl
+from gpubox.specs.patch_names import patch_names
 from gpubox.specs.server import Draft, Hardware, ModelFacts, Server
 from gpubox.specs.stack import Stack
 
@@ -122,7 +122,7 @@ class Case:
 
     def patched(self, name: str) -> bool:
         """Whether the stack has the patch `name`: 05-NAME.patch in its list."""
-        return any(re.fullmatch(rf"(\d+-)?{re.escape(name)}\.(patch|diff)", patch) for patch in self.stack.patches)
+        return name in patch_names(self.stack.patches)
 
     def switched_on(self, name: str) -> bool:
         """Whether an environment variable is set to what the engine takes for true."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpubox.specs import patch_names
 from gpubox.specs.rule import FUSION, Case, Fault, rule
 
 ARGS_059 = "sglang 0.5.9 server_args.py, _handle_speculative_decoding"
@@ -10,7 +11,6 @@ KIND_OF = {"EAGLE3": "eagle3", "EAGLE": "eagle", "NEXTN": "eagle", "STANDALONE":
 # Those of sglang 0.5.17, which takes any case and lists none in its parser; 0.5.9 lists its own.
 ALGORITHMS = frozenset({*KIND_OF, "NGRAM", "DFLASH", "DSPARK", "FROZEN_KV_MTP"})
 MLA_ONLY = frozenset({"trtllm_mla", "cutlass_mla", "flashmla", "nsa", "dsa"})
-HOOKS, CAPTURE = "kimi-k25-eagle3-hooks", "aux-capture-after-fused-allreduce"  # patches that lift a rule
 
 
 def draft_backend(case: Case) -> tuple[str, str] | None:
@@ -137,12 +137,12 @@ def moe_runner(case: Case) -> Fault | None:
     "kimi-k25-eagle3-hooks",
     reason="the server fails with AttributeError after the target has been loaded; the hooks came with 0.5.10",
     source="sglang#19689",
-    fix=f"add a patch {HOOKS} to the stack, or serve from a stack with a newer engine",
+    fix=f"add a patch {patch_names.HOOKS} to the stack, or serve from a stack with a newer engine",
 )
 def kimi_hooks(case: Case) -> Fault | None:
     if case.facts.architecture != "KimiK25ForConditionalGeneration" or case.algorithm != "EAGLE3":
         return None
-    if not case.before("0.5.10") or case.patched(HOOKS):
+    if not case.before("0.5.10") or case.patched(patch_names.HOOKS):
         return None
     return Fault("speculative_algorithm", f"is EAGLE3, and {case.arguments.table.title} has no hooks for Kimi-K2.5")
 
@@ -151,13 +151,13 @@ def kimi_hooks(case: Case) -> Fault | None:
     "fusion-and-eagle3",
     reason="every rank captures its own partial sum of the hidden states: accept lengths fall",
     source="sglang 0.5.9 models/deepseek_v2.py and layers/communicator.py; corrected in 0.5.14",
-    fix=f"remove the fusion, or add the patch {CAPTURE} to the stack",
+    fix=f"remove the fusion, or add the patch {patch_names.CAPTURE_AFTER_REDUCE} to the stack",
 )
 def fused_capture(case: Case) -> Fault | None:
     place = next((name for name in FUSION if case.get(name)), None)
     if place is None or case.algorithm != "EAGLE3" or not case.deepseek:
         return None
-    if not case.before("0.5.14") or case.patched(CAPTURE):
+    if not case.before("0.5.14") or case.patched(patch_names.CAPTURE_AFTER_REDUCE):
         return None
     return Fault(place, f"is set together with EAGLE3 on {case.facts.architecture}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
+from gpubox.specs import patch_names
 from gpubox.specs.nccl import NEEDS_P2P_ARGUMENTS, NEEDS_P2P_ENVIRONMENT, OWNED_ARGUMENTS, OWNED_ENVIRONMENT
 from gpubox.specs.rule import FUSION, Case, Fault, rule
 
@@ -11,8 +12,6 @@ SM120 = 12
 NOT_FOR_SM120 = frozenset({"trtllm_mla", "fa3", "flashmla", "cutlass_mla"})
 MOE_NOT_FOR_SM120 = frozenset({"flashinfer_trtllm", "deep_gemm"})
 TRITON_PREFILL_TOKENS = 12_288  # beyond it blocks were seen to want more than SM120's 101,376 bytes of shared memory
-FUSION_PATCH = "allreduce-fusion-sm120"
-SYMM_MEM_PATCH = "torch-symm-mem-sm120"
 
 
 @rule(
@@ -63,11 +62,12 @@ def sm120_flashinfer(case: Case) -> Fault | None:
     "sm120-fusion",
     reason="the engine's gate leaves capability 12 out: old versions ignore it silently, 0.5.14 and newer refuse it",
     source="sglang layers/communicator.py, flashinfer_comm_fusion.py; FlashInfer's own list of majors is 9 and 10",
-    fix=f"remove it, or add the patch {FUSION_PATCH} to the stack and measure: on PCIe it was seen to be slower",
+    fix=f"remove it, or add the patch {patch_names.FUSION_SM120} to the stack "
+    "and measure: on PCIe it was seen to be slower",
 )
 def sm120_fusion(case: Case) -> Fault | None:
     place = next((name for name in FUSION if case.get(name)), None)
-    if place is None or case.capability != SM120 or case.patched(FUSION_PATCH):
+    if place is None or case.capability != SM120 or case.patched(patch_names.FUSION_SM120):
         return None
     return Fault(place, "is set on capability 12")
 
@@ -76,10 +76,10 @@ def sm120_fusion(case: Case) -> Fault | None:
     "sm120-symmetric-memory",
     reason="before 0.5.14 the engine ends with KeyError: 12, since then it turns it off",
     source="sglang#24548",
-    fix=f"remove it, or add the patch {SYMM_MEM_PATCH} to the stack",
+    fix=f"remove it, or add the patch {patch_names.SYMM_MEM_SM120} to the stack",
 )
 def sm120_symmetric_memory(case: Case) -> Fault | None:
-    if case.capability != SM120 or not case.get("enable_torch_symm_mem") or case.patched(SYMM_MEM_PATCH):
+    if case.capability != SM120 or not case.get("enable_torch_symm_mem") or case.patched(patch_names.SYMM_MEM_SM120):
         return None
     return Fault("enable_torch_symm_mem", "is set on capability 12")
 

@@ -215,7 +215,33 @@ def adaptive_config(case: Case) -> Fault | None:
     return None
 
 
+@rule(
+    "accept-length-unproved",
+    reason="a wrong draft, or one that the engine does not feed, serves and answers; only its accept length shows it",
+    source="sglang#25673 (accept below 0.02, no error); measured on an H200: 1.02 with random weights",
+    fix="add [probes.accept_length] with three or more prompts; docs/health.md",
+)
+def accept_length(case: Case) -> Fault | None:
+    if case.algorithm is None or case.server.probes.accept_length is not None:
+        return None
+    return Fault("probes.accept_length", "is missing, and the server speculates")
+
+
+@rule(
+    "accept-length-of-nothing",
+    reason="the probe fails on a server that does not speculate",
+    source="gpubox/health/accept_length.py",
+    fix="remove the table, or set speculative_algorithm",
+)
+def accept_length_of_nothing(case: Case) -> Fault | None:
+    if case.algorithm is not None or case.draft is not None or case.server.probes.accept_length is None:
+        return None
+    return Fault("probes.accept_length", "is given, and speculative_algorithm is not set")
+
+
 RULES = (
+    accept_length,
+    accept_length_of_nothing,
     off,
     triple,
     chain,

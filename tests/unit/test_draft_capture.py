@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from gpubox.drafts.capture import HOOKS, RULES, default_layers, eager_layers, encode, graph_layers
-from gpubox.drafts.contract import LLAMA, MLA, PATCH_GRAPH_LAYERS, loaded_name
+from gpubox.drafts.contract import LLAMA, MLA, loaded_name
+from gpubox.specs import patch_names
 
 K2_5 = 61  # layers
 VERSIONS = [Version(text) for text in ("0.5.7", "0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")]
@@ -40,7 +41,7 @@ def test_kimi_k2_5(ids: list[int] | None, version: str, eager: list[int], graph:
 
 
 def test_patched_graphs_follow_the_ids() -> None:
-    assert graph_layers([2, 30, 58], "deepseek", Version("0.5.9"), K2_5, {PATCH_GRAPH_LAYERS}) == [3, 31, 59]
+    assert graph_layers([2, 30, 58], "deepseek", Version("0.5.9"), K2_5, {patch_names.GRAPH_LAYERS}) == [3, 31, 59]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 
 from gpubox.drafts.case import Serving
 from gpubox.drafts.check import check_draft
+from gpubox.specs import patch_names
 from gpubox.drafts.contract import (
-    PATCH_CAPTURE_AFTER_REDUCE,
-    PATCH_GRAPH_LAYERS,
-    PATCH_HOOKS,
-    PATCH_NORM_BEFORE_RESIDUAL,
 )
 from gpubox.drafts.findings import Level, Report
 from gpubox.errors import InputError
@@ -27,7 +24,7 @@ from tests.unit import drafts
 from tests.unit.drafts import Draft, Tensor, booleans, integers, tensor, write_target, write_tensors
 
 NEW, OLD, MIDDLE = "0.5.17", "0.5.9", "0.5.11"
-OLD_PATCHES = (PATCH_HOOKS, PATCH_GRAPH_LAYERS, PATCH_CAPTURE_AFTER_REDUCE)
+OLD_PATCHES = (patch_names.HOOKS, patch_names.GRAPH_LAYERS, patch_names.CAPTURE_AFTER_REDUCE)
 RECORDED = Path(__file__).parents[1] / "fixtures" / "draft-smollm2"
 SMOLLM2 = {
     **{"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152},
@@ -330,7 +327,7 @@ class TestWrongOnes:
             (None, "0.5.13", (), Level.WARN),
             (True, "0.5.13", (), Level.FAIL),
             (False, "0.5.13", (), Level.PASS),
-            (True, "0.5.13", (PATCH_CAPTURE_AFTER_REDUCE,), Level.PASS),
+            (True, "0.5.13", (patch_names.CAPTURE_AFTER_REDUCE,), Level.PASS),
             (True, "0.5.14", (), Level.PASS),
         ],
     )
@@ -351,7 +348,7 @@ class TestWrongOnes:
     def test_patches_by_file_name(self, tmp_path: Path, draft: Draft, target: Path) -> None:
         config(norm_before_residual=True)(draft)
         path = draft.write(tmp_path / "d")
-        report = check_draft(path, target, NEW, patches=[f"{PATCH_NORM_BEFORE_RESIDUAL}.patch", "unrelated.patch"])
+        report = check_draft(path, target, NEW, patches=[f"{patch_names.NORM_BEFORE_RESIDUAL}.patch", "unrelated.patch"])
         assert not report.failures
 
     def test_a_quantized_draft_on_purpose(self, tmp_path: Path, draft: Draft, target: Path) -> None:

@@ -150,7 +150,7 @@ class TestVerbs:
         assert done.exit_code == 1
         assert "FAIL captured layers: 2/30/58, but the draft was trained on 3/31/59" in done.output
         assert "eagle_aux_hidden_state_layer_ids = [2, 30, 58]" in done.output
-        assert "for CUDA graphs the patch aux-layers-before-graphs" in done.output
+        assert "for CUDA graphs the patch aux-layers-before-graph-capture" in done.output
 
     def test_json(self, release: ReleaseDraft) -> None:
         done = self.call("check", release.draft_path, "--target", release.model_path, "--engine", NEW, "--json")
@@ -160,7 +160,7 @@ class TestVerbs:
 
     def test_patches_with_commas_or_several_times(self, release: ReleaseDraft) -> None:
         words = ("check", release.draft_path, "--target", release.model_path, "--engine", "0.5.9", "--json")
-        hooks, more = "kimi-k25-eagle3-hooks", "aux-layers-before-graphs"
+        hooks, more = "kimi-k25-eagle3-hooks", "aux-layers-before-graph-capture"
         assert self.call(*words).exit_code == 1
         for patches in (["--patches", f"{hooks},{more}"], ["--patches", hooks, "--patches", more]):
             done = self.call(*words, *patches)

@@ -35,6 +35,8 @@ from tests.unit.engine_cases import (
     table,
 )
 
+ACCEPT = {"prompts": ["a", "b", "c"]}
+
 ROOT = Path(__file__).resolve().parents[2]
 LONGER = {"engine/context_length": 262_145, "environment/SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 TRITON_PAGES = {"engine/attention_backend": "triton", "engine/page_size": 64}
@@ -87,6 +89,8 @@ MUTATIONS: list[tuple[str, Base, dict[str, Any] | Stack, str]] = [
     ("draft-unused", SPECULATING, {"engine/speculative_algorithm": None}, "draft"),
     ("draft-unused", SPECULATING, {"engine/speculative_algorithm": "NGRAM"}, "draft"),
     ("speculation-off", PLAIN, {"engine/speculative_num_steps": 3}, "engine.speculative_num_steps"),
+    ("accept-length-unproved", SPECULATING, {"probes/accept_length": None}, "probes.accept_length"),
+    ("accept-length-of-nothing", PLAIN, {"probes/accept_length": ACCEPT}, "probes.accept_length"),
     ("speculation-triple", SPECULATING, {"engine/speculative_num_steps": None}, "engine.speculative_eagle_topk"),
     ("speculation-triple", SPECULATING, {"engine/speculative_eagle_topk": None}, "engine.speculative_num_steps"),
     ("speculation-triple", SPECULATING, {"engine/speculative_num_draft_tokens": None}, "engine.speculative_num_steps"),
@@ -131,7 +135,7 @@ MUTATIONS: list[tuple[str, Base, dict[str, Any] | Stack, str]] = [
     ),
     (
         "speculation-and-dp-attention",
-        Base(changed(PLAIN.profile, {"engine/speculative_algorithm": "NGRAM"})),
+        Base(changed(PLAIN.profile, {"engine/speculative_algorithm": "NGRAM", "probes/accept_length": ACCEPT})),
         {"engine/enable_dp_attention": True},
         "engine.enable_dp_attention",
     ),
