@@ -4,40 +4,91 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, TypeVar
 
 from gpubox.errors import BrokenError, InputError
 from gpubox.weights.safetensors import read_header
 
 AGAIN = "fetch the model again"
 
+Found = TypeVar("Found")
+
+
+class Checkpoint(NamedTuple):
+    """What a model directory holds. `size`: bytes of its shards; `notes`: what is odd and does no harm."""
+
+    shards: int
+    tensors: int
+    size: int
+    problems: list[InputError]
+    notes: list[str]
+
 
 def check_model_directory(directory: Path) -> None:
     """Whether a checkpoint that an operator brought is whole: the engine loads one with missing shards without a word.
 
+    Raises InputError naming the first file that is wrong; the others follow as detail. Source: sglang#32279.
+    """
+    problems = inspect_model_directory(directory).problems
+    if problems:
+        rest = "\n".join(problem.message for problem in problems[1:])
+        raise InputError(problems[0].message, hint=problems[0].hint, detail=rest)
+
+
+def inspect_model_directory(directory: Path) -> Checkpoint:
+    """The one judge of a model directory: everything that is wrong with it, told from headers and sizes.
+
     config.json parses, no download is half-done, every shard and every tensor of the index is there, and no shard is
-    shorter or longer than its header says. Raises InputError naming the file. Source: sglang#32279.
+    shorter or longer than its header says. Raises InputError only when there is no such directory.
     """
     if not directory.is_dir():
         raise InputError(f"{directory}: no such model directory", hint="correct model.path of the server profile")
-    _read_json(directory / "config.json")
-    if unfinished := _unfinished_downloads(directory):
-        raise InputError(f"{unfinished[0]}: an unfinished download", hint="finish the download, or remove that file")
+    problems: list[InputError] = []
+    notes: list[str] = []
+    if isinstance(config := _tried(lambda: _read_json(directory / "config.json")), InputError):
+        problems.append(config)
+    for path in _unfinished_downloads(directory):
+        problems.append(InputError(f"{path}: an unfinished download", hint="finish the download, or remove that file"))
     index = directory / "model.safetensors.index.json"
-    shards = _indexed_shards(index) if index.is_file() else _found_shards(directory)
-    for name, tensors in sorted(shards.items()):
-        missing = tensors - check_shard(directory / name)
-        if missing:
-            raise InputError(f"{directory / name}: lacks {min(missing)}, which {index.name} puts there", hint=AGAIN)
+    shards = _tried(lambda: _indexed_shards(index) if index.is_file() else _found_shards(directory))
+    if isinstance(shards, InputError):
+        return Checkpoint(0, 0, 0, [*problems, shards], notes)
+    tensors = size = 0
+    for name, wanted in sorted(shards.items()):
+        path = directory / name
+        found = _tried(partial(check_shard, path))
+        if isinstance(found, InputError):
+            problems.append(found)
+            continue
+        tensors += len(found)
+        size += path.stat().st_size
+        if missing := wanted - found:
+            problems.append(InputError(f"{path}: lacks {min(missing)}, which {index.name} puts there", hint=AGAIN))
+        if wanted and (extra := found - wanted):
+            notes.append(f"{name} holds {len(extra)} tensors that {index.name} does not put there")
+    if unused := sorted({path.name for path in directory.glob("*.safetensors")} - shards.keys()):
+        notes.append(f"{', '.join(unused)}: not of {index.name}; the engine does not load it")
+    if not shards:
+        notes.append("there is no safetensors file: nothing of its weights was looked at")
+    return Checkpoint(len(shards), tensors, size, problems, notes)
+
+
+def _tried(check: Callable[[], Found]) -> Found | InputError:
+    try:
+        return check()
+    except InputError as error:
+        return error
 
 
 def _unfinished_downloads(directory: Path) -> list[Path]:
-    """In a snapshot of a Hugging Face cache, unfinished files lie beside it, in blobs/."""
+    """In a snapshot of a Hugging Face cache, unfinished files lie beside it, in blobs/. `.partial` is our own."""
     places = [directory]
     if directory.parent.name == "snapshots":
         places.append(directory.parent.parent / "blobs")
-    return sorted(path for place in places for path in place.rglob("*.incomplete"))
+    return sorted(path for place in places for end in ("incomplete", "partial") for path in place.rglob(f"*.{end}"))
 
 
 def _indexed_shards(index: Path) -> dict[str, set[str]]:
@@ -46,7 +97,9 @@ def _indexed_shards(index: Path) -> dict[str, set[str]]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: has no weight_map", hint=AGAIN)
     for tensor, shard in weight_map.items():
-        shards.setdefault(str(shard), set()).add(tensor)
+        if not isinstance(shard, str) or PurePath(shard).name != shard or shard in ("", "..") or "\0" in shard:
+            raise InputError(f"{index}: puts {tensor[:120]!r} into {str(shard)[:120]!r}, no file beside it", hint=AGAIN)
+        shards.setdefault(shard, set()).add(tensor)
     return shards
 
 
