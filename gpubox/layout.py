@@ -45,6 +45,11 @@ class Layout:
         return self.root / "state"
 
     @property
+    def weights(self) -> Path:
+        """What was read of model directories: digests by path, size, mtime and inode."""
+        return self.state / "weights"
+
+    @property
     def wheel_cache(self) -> Path:
         """uv's cache. It must share one mount with `stacks`: uv hard-links, and link(2) does not cross mounts."""
         return self.root / "cache" / "uv"
