@@ -12,7 +12,7 @@ FAST_TMP := $(firstword $(wildcard /dev/shm) /tmp)
 .PHONY: help venv demo demo-clean lint types
 .PHONY: test test-fast test-integration test-lab
 .PHONY: lock lock-tools lock-models lock-check engine-tables rendered
-.PHONY: bench-deploy bench-draft bench-settings
+.PHONY: bench-deploy bench-draft bench-settings bench-weights
 .PHONY: wheelhouse wheelhouse-verify wheelhouse-prune
 
 help: ## list the targets
@@ -87,6 +87,9 @@ wheelhouse-verify: venv ## compare a wheelhouse with its manifests: make wheelho
 
 wheelhouse-prune: venv ## show what no manifest names any more; ARGS=--yes removes it
 	$(WHEELHOUSE) prune --dir $(DIR) $(ARGS)
+
+bench-weights: venv ## time weights verify beside sha256sum, over random files in SCRATCH (default: a few GB below /var/tmp)
+	$(PYTHON) -m bench.weights $(or $(SCRATCH),/var/tmp)
 
 bench-deploy: venv ## time deploys and rollbacks in the lab (root)
 	$(AS_ROOT) $(PYTHON) -m bench.deploy
