@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from gpubox.cli.box import open_box
 from gpubox.cli.text import show_history, show_releases, show_status
-from gpubox.cli.weights import weights_group
 from gpubox.errors import ExitCode, GpuboxError, ProofError
 from gpubox.rollout import detached
 from gpubox.rollout import status as box_status
