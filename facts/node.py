@@ -14,22 +14,21 @@ from pyinfra.api import FactBase
 
 from facts import gpus
 from facts.per_host import PerHost
+from facts.userland import DRIVER_SCRIPT
+from gpubox.nvidia.driver_packages import FAMILY
 from gpubox.proxmox.node import TOOLS, UNITS
 from gpubox.proxmox.node_readings import NodeReadings, read_node
 from gpubox.proxmox.settings import NodeSettings
 
 STATE = "/var/lib/gpubox/node"  # stamps: what was applied last, written when it was applied
 
-# Packages of the driver, of Debian's and of NVIDIA's repositories.
-DRIVER_PACKAGES = (
-    "nvidia-driver* nvidia-open* nvidia-kernel-* nvidia-dkms-* nvidia-*-dkms nvidia-modprobe nvidia-persistenced"
-    " nvidia-smi cuda-drivers* libcuda1* libnvidia-compute* libnvidia-ml1 firmware-nvidia-gsp"
-)
-
-SCRIPT = r"""
+# GPUBOX_ROOT, say and each are those of facts.gpus.SHELL.
+SCRIPT = (
+    r"""
 read1() { head -n 1 "$1" 2>/dev/null; }
 have() { command -v "$1" >/dev/null 2>&1; }
 say release "$(uname -r)"
+[ -r "$R/etc/os-release" ] && say os "$(. "$R/etc/os-release" && echo "$ID $VERSION_ID")"
 have id && [ "$(id -u)" != 0 ] && say user "$(id -un)"
 have pveversion && say pve "$(pveversion 2>/dev/null | head -n 1)"
 for f in "$R"/boot/vmlinuz-*; do [ -f "$f" ] && say kernel "${f##*/vmlinuz-}"; done
@@ -46,8 +45,10 @@ status='${db:Status-Status} ${Package}\n'
 set -f # these patterns are dpkg-query's
 dpkg-query -W -f "$status" $TOOLS 'proxmox-default-headers' 'proxmox-headers-*' 'proxmox-kernel-*' 2>/dev/null |
   sed -n 's/^installed //p' | each package
-dpkg-query -W -f "$status" $DRIVER_PACKAGES 2>/dev/null | sed -n 's/^installed //p' | each driver_package
 set +f
+"""
+    + DRIVER_SCRIPT
+    + r"""
 have dkms && dkms status 2>/dev/null | each dkms
 for k in $(ls "$R"/lib/modules 2>/dev/null); do
   v=$(modinfo -k "$k" -F version nvidia 2>/dev/null | head -n 1)
@@ -112,6 +113,7 @@ if have systemctl; then
   systemctl show -p NeedDaemonReload --value $UNITS 2>/dev/null | grep -q yes && say reload yes
 fi
 """
+)
 
 
 class Node(FactBase[list[str]]):
@@ -124,7 +126,7 @@ class Node(FactBase[list[str]]):
     def command(self, files: Sequence[str] = (), kernel: str = "") -> str:
         values = {
             "TOOLS": " ".join(TOOLS),
-            "DRIVER_PACKAGES": DRIVER_PACKAGES,
+            "DRIVER_PACKAGES": " ".join(FAMILY),
             "UNITS": " ".join(UNITS),
             "FILES": " ".join(files),
             "KERNEL": kernel,

@@ -7,9 +7,18 @@ from pathlib import Path
 
 from facts import gpus
 from gpubox.nvidia import cuda_probe
-from gpubox.nvidia.userland import DRIVER_PACKAGES
+from gpubox.nvidia.driver_packages import FAMILY
 
 PROBE = Path(cuda_probe.__file__).read_text(encoding="utf-8")
+
+# What has installed a driver: apt, in whatever state it left a package, or a .run file. Of nodes and boxes.
+DRIVER_SCRIPT = r"""
+set -f # these patterns are dpkg-query's
+dpkg-query -W -f '${db:Status-Status} ${db:Status-Want} ${Version} ${Package}\n' $DRIVER_PACKAGES 2>/dev/null |
+  sed -n -e 's/^installed //p' -e 's/^\(unpacked\|half-[a-z]*\|triggers-[a-z]*\) [a-z]* /\1 /p' | each driver_package
+set +f
+[ -e "$R/usr/bin/nvidia-uninstall" ] && say run_file yes
+"""
 
 SCRIPT = r"""
 [ -r "$R/etc/os-release" ] && say os "$(. "$R/etc/os-release" && echo "$ID $VERSION_ID")"
@@ -21,7 +30,6 @@ elif [ ! -d "$R/sys/module" ]; then
 fi
 set -f # these patterns are dpkg-query's
 installed() { dpkg-query -W -f '${db:Status-Status} '"$1"'\n' $2 2>/dev/null | sed -n 's/^installed //p'; }
-installed '${Package}' "$DRIVER_PACKAGES" | grep -v nvidia-container | each driver_package
 installed '${Package}' 'dkms linux-image-* linux-headers-* linux-modules-* proxmox-kernel-* proxmox-headers-*' |
   each kernel_package
 installed '${db:Status-Want} ${Version} ${Package}' 'cuda-* nsight-* gds-tools-* lib*-1[0-9]-[0-9]' | each cuda_package
@@ -66,7 +74,7 @@ fi
 
 def script(service_user: str, *, ask: bool) -> str:
     """POSIX sh that prints `key value` lines, by the functions of facts.gpus.SHELL. `ask`: also nvidia-smi and CUDA."""
-    values = {"DRIVER_PACKAGES": " ".join(DRIVER_PACKAGES), "SERVICE_USER": service_user, "PROBE": PROBE if ask else ""}
+    values = {"DRIVER_PACKAGES": " ".join(FAMILY), "SERVICE_USER": service_user, "PROBE": PROBE if ask else ""}
     assigned = "\n".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-    parts = [assigned, SCRIPT, gpus.COUNT, *([gpus.ASK_SMI, ASK] if ask else [])]
+    parts = [assigned, SCRIPT, DRIVER_SCRIPT, gpus.COUNT, *([gpus.ASK_SMI, ASK] if ask else [])]
     return "\n".join(parts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gpubox.layout import SERVICE_USER
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import AnyDriver
 from gpubox.nvidia.toolkit import ToolkitSettings
 from gpubox.proxmox.settings import ContainerSettings, NodeSettings
 from gpubox.specs.artefacts import check_address
@@ -45,7 +45,7 @@ class Settings(BaseModel):
         dict[Name, Address], Field(description="addresses of the indexes that artefacts.toml names")
     ] = {}
     container: Annotated[ContainerSettings | None, Field(description="the container to make on the node")] = None
-    driver: Annotated[DriverSettings | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
+    driver: Annotated[AnyDriver | None, Field(description="the NVIDIA driver; the node's, in a container")] = None
     toolkits: Annotated[ToolkitSettings | None, Field(description="where CUDA toolkits are installed from")] = None
     nccl: Annotated[Nccl | None, Field(description="how its GPUs reach each other; over the profile's [nccl]")] = None
     force: Annotated[bool, Field(description="activate also a release that failed before")] = False

@@ -7,14 +7,15 @@ import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
 from gpubox.errors import InputError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
 Model = TypeVar("Model", bound=BaseModel)
+VARIANT = "variant:"  # begins the tag of each form that a value may have; pydantic puts it among the keys of an error
 
 
 class Strict(BaseModel):
@@ -84,7 +85,7 @@ def nearest(word: str, words: Mapping[str, Any] | set[str] | list[str]) -> str:
 
 
 def _problem(model: type[BaseModel], data: Mapping[str, Any], item: dict[str, Any]) -> tuple[str, str]:
-    key = ".".join(str(part) for part in item["loc"])
+    key = ".".join(str(part) for part in item["loc"] if not str(part).startswith(VARIANT))
     if item["type"] == "extra_forbidden":
         known = _fields_at(model, [str(part) for part in item["loc"][:-1]])
         return f"unknown key {key!r}", nearest(str(item["loc"][-1]), known) if known else "remove it"
@@ -101,15 +102,28 @@ def _allowed(item: dict[str, Any]) -> str:
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> set[str]:
+    place: Any = model
     for part in path:
         if part.isdigit():
             continue
-        field = model.model_fields.get(part)
-        nested = _nested_model(field.annotation) if field else None
-        if nested is None:
+        if part.startswith(VARIANT):
+            place = _variant(place, part)
+            continue
+        nested = _nested_model(place)
+        field = nested.model_fields.get(part) if nested else None
+        if field is None:
             return set()
-        model = nested
-    return {field.alias or name for name, field in model.model_fields.items()}
+        place = field.annotation
+    nested = _nested_model(place)
+    return {field.alias or name for name, field in nested.model_fields.items()} if nested else set()
+
+
+def _variant(annotation: Any, tag: str) -> Any:
+    """The part of a union that is marked with `tag`; None when there is none."""
+    if any(isinstance(mark, Tag) and mark.tag == tag for mark in getattr(annotation, "__metadata__", ())):
+        return get_args(annotation)[0]
+    found = (_variant(argument, tag) for argument in get_args(annotation))
+    return next((variant for variant in found if variant is not None), None)
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:

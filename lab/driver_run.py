@@ -47,11 +47,11 @@ def content(version: str = VERSION) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, source in sorted(FILES.items()):
-            data = _filled((SOURCE / source).read_text(), version).encode()
+            data = filled((SOURCE / source).read_text(), version).encode()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o755
             tar.addfile(entry, io.BytesIO(data))
-    return _filled(HEADER, version).encode() + archive.getvalue()
+    return filled(HEADER, version).encode() + archive.getvalue()
 
 
 def path_on_node(version: str = VERSION) -> str:
@@ -68,5 +68,6 @@ def sha256(version: str = VERSION) -> str:
     return hashlib.sha256(content(version)).hexdigest()
 
 
-def _filled(text: str, version: str) -> str:
+def filled(text: str, version: str) -> str:
+    """A file below SOURCE, for one version."""
     return text.replace("@VERSION@", version).replace("@CUDA@", str(CUDA_VERSIONS.get(version[:3], 13000)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -72,15 +72,23 @@ def directories(wanted: list[Directory]) -> Iterator[Any]:
 
 
 @operation()
-def rendered_files(wanted: list[File]) -> Iterator[Any]:
-    yield from put_files(wanted, box_state().files)
+def rendered_files(wanted: list[File], unwanted: Sequence[str] = ()) -> Iterator[Any]:
+    yield from put_files(wanted, box_state().files, unwanted)
 
 
-def put_files(wanted: list[File], seen: Mapping[str, tuple[str, str, str]]) -> Iterator[Any]:
-    """Files as rendered, root's. `seen`: path -> (sha256, mode, owner:group) of what is there."""
+def put_files(
+    wanted: list[File], seen: Mapping[str, tuple[str, str, str]], unwanted: Sequence[str] = ()
+) -> Iterator[Any]:
+    """Files as rendered, root's. `seen`: path -> (sha256, mode, owner:group) of what is there.
+
+    unwanted: paths of ours that other settings had asked for.
+    """
     wrong = [file for file in wanted if seen.get(file.path) != (file.sha256, file.mode, "root:root")]
-    if not wrong:
+    stale = [path for path in unwanted if path in seen]
+    if not wrong and not stale:
         host.noop("all files are as rendered")
+    if stale:
+        yield StringCommand("rm", "-f", *stale)
     for file in wrong:
         yield from files.put._inner(
             src=StringIO(file.content),

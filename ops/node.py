@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyinfra import host, state
@@ -13,11 +13,11 @@ from pyinfra.api.state import StateStage
 from pyinfra.operations import apt
 
 from facts.node import STATE, node_readings
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import AnyDriver, DriverSettings, PackagedDriver
 from gpubox.nvidia.gpu_count import counts_text
 from gpubox.proxmox import node
 from gpubox.proxmox.settings import NodeSettings
-from ops import reboot
+from ops import driver_packages, reboot
 from ops.base import File, enable_units, put_files
 from ops.refusal import stop
 from ops.run_file import install_script
@@ -25,6 +25,14 @@ from ops.streamed import Streamed
 
 REBOOT_TIMEOUT_S = 1800  # a server with 8 GPUs and much memory trains for minutes before it boots
 KERNEL_CMDLINE = "/etc/kernel/cmdline"
+
+# The packages build for the running kernel; another one may be the next to boot. And they do not load the module, which
+# the .run file does. It cannot be loaded while nouveau has the GPUs, and then a reboot is pending anyway.
+BUILD = """
+[ "$(modinfo -k {kernel} -F version nvidia 2>/dev/null)" = {version} ] ||
+  dkms install -m nvidia -v {version} -k {kernel} || exit
+[ -e /proc/driver/nvidia/version ] || modprobe nvidia 2>/dev/null || true
+"""
 
 
 @operation()
@@ -51,8 +59,8 @@ def kernel_pinned(settings: NodeSettings) -> Iterator[Any]:
 
 
 @operation()
-def files_written(wanted: list[File]) -> Iterator[Any]:
-    yield from put_files(wanted, node_readings().files)
+def files_written(wanted: list[File], unwanted: Sequence[str] = ()) -> Iterator[Any]:
+    yield from put_files(wanted, node_readings().files, unwanted)
 
 
 @operation()
@@ -85,8 +93,22 @@ def driver_installed(settings: NodeSettings) -> Iterator[Any]:
         )
         return
     else:
-        yield Streamed("sh", "-c", QuoteString(install_script(driver, _installer_options(kernel, seen))))
+        yield from _installation(driver, kernel, seen)
     yield StringCommand("sh", "-c", QuoteString(_check_script(driver, kernel)))
+
+
+def _installation(driver: AnyDriver, kernel: str, seen: node.NodeReadings) -> Iterator[Any]:
+    if not isinstance(driver, PackagedDriver):
+        yield Streamed("sh", "-c", QuoteString(install_script(driver, _installer_options(kernel, seen))))
+        return
+    yield from driver_packages.installed(driver, node.found(seen))
+    yield Streamed("sh", "-c", QuoteString(BUILD.format(version=driver.version, kernel=shlex.quote(kernel))))
+
+
+@operation()
+def driver_held() -> Iterator[Any]:
+    """An upgrade of the system does not move the driver's packages."""
+    yield from driver_packages.held(node.found(node_readings()))
 
 
 @operation()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import RunFileDriver
 
 DRIVERS = "/var/lib/gpubox/driver"  # .run files fetched by the host
 LOG = "/var/log/gpubox-nvidia-installer.log"
@@ -39,7 +39,7 @@ fi
 """
 
 
-def install_script(driver: DriverSettings, options: list[str]) -> str:
+def install_script(driver: RunFileDriver, options: list[str]) -> str:
     """POSIX sh that runs the .run file of `driver` with `options`; fails before that on another hash."""
     name = driver.run.rsplit("/", 1)[-1]
     local = driver.run.startswith("/")

@@ -1,4 +1,4 @@
-"""The driver's libraries in a box: from the .run file of the loaded module's version, never from apt."""
+"""The driver's libraries in a box, of the loaded module's version: from the .run file, or from apt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from pyinfra.operations import apt
 from facts.box import box_state
 from facts.node import node_readings
 from gpubox.nvidia import userland
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import AnyDriver, DriverSettings, PackagedDriver
+from gpubox.nvidia.driver_packages import check_source
+from gpubox.nvidia.repository import Key
 from gpubox.proxmox.node import TOOLS
+from ops import driver_packages
 from ops.refusal import refusal
 from ops.run_file import install_script
 from ops.streamed import Streamed
@@ -37,11 +40,23 @@ def build_tools() -> Iterator[Any]:
 
 
 @operation()
-def installed(driver: DriverSettings) -> Iterator[Any]:
-    """Libraries of exactly the loaded module's version. The installer puts them in the place of another version's."""
+def allowed(driver: DriverSettings, key: Key | None) -> Iterator[Any]:
+    """Before anything changes: no driver from another source; a supported system and the key that belongs to it."""
+    seen = box_state().readings
+    if not seen.answered and state.current_stage != StateStage.Execute:
+        host.noop("the box is looked at when it runs")
+        return
+    if stop := refusal(lambda: check_source(driver, key, userland.found(seen))):
+        yield stop
+        return
+    host.noop("one source of one driver")
+
+
+@operation()
+def installed(driver: AnyDriver, offline: bool) -> Iterator[Any]:
+    """Libraries of exactly the loaded module's version, in the place of another version's."""
     seen = box_state().readings
     checks = [
-        partial(userland.check_packages, seen),
         partial(userland.check_module, driver, seen),
         partial(userland.check_replaceable, driver, seen),
     ]
@@ -51,9 +66,18 @@ def installed(driver: DriverSettings) -> Iterator[Any]:
     if userland.is_installed(driver, seen):
         host.noop(f"the libraries of driver {driver.version} are installed")
         return
+    if isinstance(driver, PackagedDriver):
+        yield from driver_packages.installed(driver, userland.found(seen), offline=offline)
+        return
     if not driver.run.startswith("/") and not box_state().has("command", "curl"):
         yield from apt.packages._inner(packages=["ca-certificates", "curl"], update=True, no_recommends=True)
     yield Streamed("sh", "-c", QuoteString(install_script(driver, OPTIONS)))
+
+
+@operation()
+def held() -> Iterator[Any]:
+    """An upgrade of the system does not move the driver's packages."""
+    yield from driver_packages.held(userland.found(box_state().readings))
 
 
 @operation()

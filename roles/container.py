@@ -11,6 +11,7 @@ from pyinfra.api.host import Host
 
 from facts.containers import Target, look_at, node_state
 from gpubox.errors import GpuboxError, InputError
+from gpubox.nvidia.driver import AnyDriver, RunFileDriver
 from gpubox.proxmox.container_state import check_possible
 from gpubox.settings import load_settings
 from ops import pct
@@ -36,10 +37,15 @@ def targets_on(node: str, boxes: Iterable[Host]) -> tuple[Target, ...]:
                     int(vmid),
                     settings.container,
                     settings.stop_timeout_s + SHUTDOWN_MARGIN_S,
-                    settings.driver.run if settings.driver and settings.driver.run.startswith("/") else None,
+                    _pushed(settings.driver),
                 )
             )
     return tuple(sorted(found, key=lambda target: target.vmid))
+
+
+def _pushed(driver: AnyDriver | None) -> str | None:
+    """The .run file that a container gets from its node."""
+    return driver.run if isinstance(driver, RunFileDriver) and driver.run.startswith("/") else None
 
 
 @deploy("Container")

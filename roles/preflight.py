@@ -8,8 +8,8 @@ from pyinfra import host, logger
 
 from facts.box import BoxState, Question, box_state, look_at
 from gpubox.errors import GpuboxError, InputError, RefusedError
-from gpubox.nvidia.toolkit import check_system
-from gpubox.nvidia.userland import check_packages, check_stacks
+from gpubox.nvidia import driver_packages, repository, toolkit
+from gpubox.nvidia.userland import check_stacks, found
 from gpubox.settings import load_settings
 from gpubox.specs.artefacts import index_address
 from gpubox.specs.plan import BoxPlan, plan_box
@@ -17,6 +17,7 @@ from gpubox.specs.stack import brings_python, pinned_artefacts
 from ops.refusal import before_anything_ran
 from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered
+from roles.keys import key_of
 from roles.serve import ssh_address
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,7 @@ def preflight(*, activates: bool = True) -> BoxPlan:
         plan.public_url(ssh_address())
         wanted = [*directories(plan.settings), *rendered(plan.settings)]
         wanted += [*nvidia_userland.files(plan.settings), *cuda_toolkit.files(plan)]
-        paths = [item.path for item in wanted]
+        paths = [*(item.path for item in wanted), driver_packages.PLACE.sources]
         look_at(Question(plan.settings, tuple(PACKAGES), tuple(paths), plan.server.port, plan.server.model.path or ""))
         _check_box(plan, box_state())
         _check_gpus(plan, box_state())
@@ -84,9 +85,11 @@ def _check_gpus(plan: BoxPlan, seen: BoxState) -> None:
     settings = plan.settings
     if settings.driver is not None:
         check_stacks(settings.driver, plan.stacks)
-        check_packages(seen.readings)
+        if seen.readings.answered:
+            key = key_of(driver_packages.PLACE, settings.driver)
+            driver_packages.check_source(settings.driver, key, found(seen.readings))
     if settings.toolkits is not None and seen.readings.answered:
-        check_system(seen.readings)
+        repository.check_system(toolkit.PLACE, seen.readings.system)
 
 
 def _check_not_failed(plan: BoxPlan, seen: BoxState) -> None:

@@ -16,7 +16,7 @@ from packaging.utils import parse_wheel_filename
 from gpubox.build.artefacts import address_of
 from gpubox.canonical import sha256_hex
 from gpubox.errors import GpuboxError, InputError
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import RunFileDriver
 from gpubox.rollout.running import uv_program
 from gpubox.specs.artefacts import Artefacts, Pinned, RepublishedError, check_digest, load_artefacts, pins
 from gpubox.specs.lockfile import parse_lock
@@ -54,7 +54,7 @@ def wanted_files(
     pythons: tuple[str, ...],
     models: tuple[str, ...],
     indexes: Mapping[str, str],
-    driver: DriverSettings | None,
+    driver: RunFileDriver | None,
     here: Path | None,
 ) -> Wants:
     """Everything that a box with one of `pythons` (default: all of the stack's) needs for `stack` of `root`.
@@ -151,7 +151,7 @@ def _artefact(pinned: Pinned, indexes: Mapping[str, str]) -> Needed:
     )
 
 
-def _driver(name: str, driver: DriverSettings, here: Path | None) -> Needed:
+def _driver(name: str, driver: RunFileDriver, here: Path | None) -> Needed:
     if here is None and driver.run.startswith("https://"):
         return Needed(name, "driver", None, lambda: driver.run, _exactly(name, driver.sha256))
     return _local(name, "driver", here or Path(driver.run), driver.sha256)

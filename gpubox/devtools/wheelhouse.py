@@ -23,8 +23,8 @@ from gpubox.cli.main import errors_to_exit_codes
 from gpubox.devtools.gathering import OnBytes, damages, gather, prune, superfluous
 from gpubox.devtools.needed import Needed, wanted_files
 from gpubox.errors import BrokenError, ExitCode, InputError
-from gpubox.nvidia.driver import DriverSettings
-from gpubox.toml import nearest, validate
+from gpubox.nvidia.driver import AnyDriver, RunFileDriver
+from gpubox.toml import Strict, nearest, validate
 
 ROOT = Path(__file__).parents[2]
 LARGE = 50_000_000  # bytes; smaller files are not worth a line
@@ -63,7 +63,7 @@ def gather_command(
         raise InputError(f"stack = {stack!r}: there is no stacks/{stack}", hint=nearest(stack, known))
     settings = _group_data(root / "group_data")
     indexes = {**settings.get("indexes", {}), **index_addresses(index)}
-    wanted_driver = validate(DriverSettings, settings["driver"], "group_data: driver") if "driver" in settings else None
+    wanted_driver = _run_file_driver(settings)
     absent = wanted_driver and not driver and wanted_driver.run.startswith("/") and not Path(wanted_driver.run).exists()
     wants = wanted_files(
         root,
@@ -138,6 +138,18 @@ def prune_command(directory: Path, forget: str | None, yes: bool, as_json: bool)
     for path in found:
         click.echo(f"{'removed' if yes else 'would remove'} {path.relative_to(directory)}")
     click.echo(f"{len(found)} files, {size / 1e9:.2f} GB" + ("" if yes or not found else "; --yes removes them"))
+
+
+class _Wanted(Strict):
+    driver: AnyDriver
+
+
+def _run_file_driver(settings: dict[str, Any]) -> RunFileDriver | None:
+    """None for a driver of packages: a directory of .debs or a mirror of its repository is what replaces the network."""
+    if "driver" not in settings:
+        return None
+    wanted = validate(_Wanted, {"driver": settings["driver"]}, "group_data").driver
+    return wanted if isinstance(wanted, RunFileDriver) else None
 
 
 def _group_data(directory: Path) -> dict[str, Any]:

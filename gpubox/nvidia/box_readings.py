@@ -29,7 +29,8 @@ class LoaderDirectory(NamedTuple):
 
 
 class Package(NamedTuple):
-    """An installed package; `selection` is dpkg's: "install" or "hold"."""
+    """An installed package; `selection` is dpkg's: "install" or "hold". One that is only unpacked, or whose
+    configuration failed, has that status in its place."""
 
     selection: str
     version: str
@@ -49,7 +50,8 @@ class BoxReadings:
     """`system`: "debian 12"; empty for a machine that did not answer. `container`: "lxc", or "none" on bare metal.
 
     loaded: version of the kernel module. libraries: versions of libcuda and libnvidia-ml among the system's libraries.
-    uvm_major: the major number that the kernel gave to uvm. cuda: by user.
+    run_file: the uninstaller that a .run file leaves is there. uvm_major: the major number that the kernel gave to uvm.
+    cuda: by user.
     """
 
     system: str = ""
@@ -58,7 +60,8 @@ class BoxReadings:
     libraries: tuple[str, ...] = ()
     libcuda: tuple[Library, ...] = ()
     loader_directories: tuple[LoaderDirectory, ...] = ()
-    driver_packages: tuple[str, ...] = ()
+    driver_packages: tuple[Package, ...] = ()
+    run_file: bool = False
     kernel_packages: tuple[str, ...] = ()
     cuda_packages: tuple[Package, ...] = ()
     toolkit_homes: tuple[str, ...] = ()
@@ -91,14 +94,20 @@ def read_box(lines: Mapping[str, list[str]]) -> BoxReadings:
         libraries=tuple(sorted(set(many("driver_library")))),
         libcuda=tuple(dict.fromkeys(Library(*words) for words in _words(many("libcuda"), 2))),
         loader_directories=tuple(LoaderDirectory(*words) for words in _words(many("loader_directory"), 2)),
-        driver_packages=many("driver_package"),
+        driver_packages=read_packages(many("driver_package")),
+        run_file="run_file" in lines,
         kernel_packages=many("kernel_package"),
-        cuda_packages=tuple(Package(*words) for words in _words(many("cuda_package"), 3)),
+        cuda_packages=read_packages(many("cuda_package")),
         toolkit_homes=many("toolkit_home"),
         gpus=read_gpus(lines),
         uvm_major=one("uvm_major"),
         cuda={user: _answer(text) for user, text in _words(many("cuda"), 2)},
     )
+
+
+def read_packages(values: Iterable[str]) -> tuple[Package, ...]:
+    """Of lines 'selection version name'."""
+    return tuple(Package(*words) for words in _words(values, 3))
 
 
 def _words(values: Iterable[str], count: int) -> Iterable[list[str]]:

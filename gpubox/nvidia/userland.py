@@ -1,7 +1,7 @@
 """The driver's libraries inside a box: they must be of exactly the version of the kernel module that is loaded.
 
 Not of its branch, not "the newest": a library that differs in the last number gets "API mismatch" from the module.
-In a container the module is the node's, and nothing of the driver may come from apt. Pure rules over BoxReadings.
+In a container the module is the node's. Pure rules over BoxReadings.
 """
 
 from __future__ import annotations
@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpubox.errors import InputError, ProofError, RefusedError
+from gpubox.nvidia import driver_packages
 from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer
 from gpubox.nvidia.driver import DriverSettings, numbers
+from gpubox.nvidia.driver_packages import Found
 from gpubox.nvidia.gpu_count import count_problem
 from gpubox.specs.stack import StackSpec
-
-# What no repository may bring into a box; fnmatch patterns, as apt and dpkg-query take them. `cuda`, `cuda-13-0` and
-# `cuda-runtime-13-0` depend on the driver; the toolkit's own packages (cuda-nvcc-13-0, cuda-driver-dev-13-0,
-# libcublas-13-0) match nothing here.
-DRIVER_PACKAGES = ("nvidia*", "libnvidia*", "libcuda*", "cuda-drivers*", "cuda-compat*", "xserver-xorg-video-nvidia*")
-METAPACKAGES = ("cuda", "/^cuda-[0-9]+-[0-9]+$/", "cuda-runtime-*", "cuda-demo-suite-*")
-
-PREFERENCES = "/etc/apt/preferences.d/gpubox-no-driver"
-UNATTENDED = "/etc/apt/apt.conf.d/52gpubox-no-driver"
 
 # What cuInit returns, from cuda.h, where the operator can do something about it.
 _CUDA_STATUS = {
@@ -31,24 +24,6 @@ _CUDA_STATUS = {
     804: "a compat library was found, and this GPU does not allow it",
     999: "unknown error",
 }
-
-
-def protective_files() -> dict[str, str]:
-    """Path -> content: apt and unattended upgrades leave the driver alone."""
-    names = " ".join((*DRIVER_PACKAGES, *METAPACKAGES))
-    return {
-        PREFERENCES: f"""\
-Explanation: Written by gpubox. The driver is the kernel's and its libraries come from one .run file of that version; a
-Explanation: second one from a repository breaks both. -1: never installed, also not as a dependency.
-Package: {names}
-Pin: release *
-Pin-Priority: -1
-""",
-        UNATTENDED: """\
-// Written by gpubox. Regular expressions, matched at the start of a package's name.
-Unattended-Upgrade::Package-Blacklist { "nvidia"; "libnvidia"; "libcuda"; "cuda"; };
-""",
-    }
 
 
 def check_stacks(driver: DriverSettings, stacks: Iterable[StackSpec]) -> None:
@@ -62,13 +37,8 @@ def check_stacks(driver: DriverSettings, stacks: Iterable[StackSpec]) -> None:
             )
 
 
-def check_packages(seen: BoxReadings) -> None:
-    """Raises RefusedError when apt has installed parts of a driver in a container."""
-    if seen.driver_packages and not seen.bare_metal:
-        raise RefusedError(
-            f"apt has installed driver packages here: {', '.join(seen.driver_packages)}",
-            hint=f"two sources of one driver end in a version mismatch: apt-get purge {' '.join(seen.driver_packages)}",
-        )
+def found(seen: BoxReadings) -> Found:
+    return Found(seen.system, seen.driver_packages, seen.run_file, seen.libraries, modules=seen.bare_metal)
 
 
 def check_module(driver: DriverSettings, seen: BoxReadings) -> None:
@@ -85,7 +55,7 @@ def check_module(driver: DriverSettings, seen: BoxReadings) -> None:
         )
     raise RefusedError(
         f"driver.version = {driver.version!r}, but {where} has {seen.loaded} loaded",
-        hint="make them equal: set driver (version, run and sha256) to the loaded one, or deploy and reboot the node "
+        hint="make them equal: set driver to the loaded one, or deploy and reboot the node "
         "with the wanted one. Libraries of another version do not work with it, not even of the same branch",
     )
 
@@ -96,13 +66,13 @@ def check_replaceable(driver: DriverSettings, seen: BoxReadings) -> None:
         raise RefusedError(
             f"module {seen.loaded} is loaded on this bare-metal machine, its libraries are "
             f"{', '.join(seen.libraries) or 'missing'}",
-            hint=f"install driver {driver.version} as a whole, module and libraries, from its .run file",
+            hint=f"install driver {driver.version} as a whole, module and libraries, from one source",
         )
 
 
 def is_installed(driver: DriverSettings, seen: BoxReadings) -> bool:
-    """Libraries of exactly this version and of no other."""
-    return seen.libraries == (driver.version,)
+    """Libraries of exactly this version and of no other, and so their packages."""
+    return seen.libraries == (driver.version,) and not driver_packages.problems(driver, found(seen))
 
 
 def is_complete(driver: DriverSettings, seen: BoxReadings) -> bool:
@@ -153,9 +123,10 @@ def check_proof(driver: DriverSettings, seen: BoxReadings) -> None:
     problems = []
     if seen.loaded != driver.version:
         problems.append(f"module {seen.loaded or '(none)'} is loaded, {driver.version} is wanted")
-    if not is_installed(driver, seen):
-        found = ", ".join(seen.libraries) or "none"
-        problems.append(f"the driver's libraries must be of {driver.version} and nothing else, found: {found}")
+    if seen.libraries != (driver.version,):
+        there = ", ".join(seen.libraries) or "none"
+        problems.append(f"the driver's libraries must be of {driver.version} and nothing else, found: {there}")
+    problems += driver_packages.problems(driver, found(seen))
     problems += [*loader_problems(seen), *guest_problems(seen)]
     if counts := count_problem(seen.gpus):
         problems.append(str(counts))

@@ -10,8 +10,11 @@ import re
 from dataclasses import dataclass
 
 from gpubox.errors import InputError, RefusedError
+from gpubox.nvidia import driver_packages
 from gpubox.nvidia.driver import DriverSettings, numbers
+from gpubox.nvidia.driver_packages import Found
 from gpubox.nvidia.gpu_count import count_problem
+from gpubox.nvidia.repository import Key
 from gpubox.proxmox.node_readings import NodeReadings
 from gpubox.proxmox.settings import NodeSettings
 
@@ -67,8 +70,11 @@ def next_kernel(seen: NodeReadings) -> str:
     return seen.next_boot_pin or seen.pin or max(seen.kernels, key=numbers, default="")
 
 
-def check_node(settings: NodeSettings, seen: NodeReadings) -> None:
-    """Refuse what can be refused before the first operation. Raises InputError or RefusedError."""
+def check_node(settings: NodeSettings, seen: NodeReadings, key: Key | None = None) -> None:
+    """Refuse what can be refused before the first operation. Raises InputError or RefusedError.
+
+    key: of the driver's repository, when it has one.
+    """
     if not seen.pve:
         raise InputError(
             "this host has no pveversion: it is not a Proxmox VE node",
@@ -97,16 +103,16 @@ def check_node(settings: NodeSettings, seen: NodeReadings) -> None:
             f"driver.version = {driver!r} does not know the RTX PRO 6000 Blackwell at {', '.join(old)}",
             hint=f"{FIRST_BLACKWELL_DRIVER} or newer",
         )
-    if seen.driver_packages:
-        raise RefusedError(
-            f"the driver's packages are installed by apt: {', '.join(seen.driver_packages)}",
-            hint="two sources of one driver end in a version mismatch: stop the boxes, then apt-get purge them",
-        )
+    driver_packages.check_source(settings.driver, key, found(seen))
     if seen.secure_boot == "enabled" and not driver_installed(settings.driver, kernel, seen):
         raise RefusedError(
             "Secure Boot is on: the kernel refuses the unsigned modules that would be built",
             hint="turn Secure Boot off in the firmware; signing with a key of your own is not supported here",
         )
+
+
+def found(seen: NodeReadings) -> Found:
+    return Found(seen.system, seen.driver_packages, seen.run_file, seen.libcuda, modules=True)
 
 
 def _usable(driver: str, seen: NodeReadings) -> str:
@@ -127,13 +133,17 @@ def packages(settings: NodeSettings, seen: NodeReadings) -> list[str]:
 
 
 def driver_installed(driver: DriverSettings, kernel: str, seen: NodeReadings) -> bool:
-    """Exactly this version, open flavour, built by DKMS for `kernel`, with its own libraries and no others."""
+    """Exactly this version, open flavour, built by DKMS for `kernel`, with its own libraries and no others.
+
+    From apt: all of its packages at that version too.
+    """
     module = seen.module_for(kernel)
     return (
         built_for(driver.version, kernel, seen)
         and module is not None
         and (module.version, module.license) == (driver.version, OPEN_LICENSE)
         and set(seen.libcuda) == {driver.version}
+        and not driver_packages.problems(driver, found(seen))
     )
 
 
@@ -155,6 +165,7 @@ def only_the_build_is_missing(driver: DriverSettings, kernel: str, seen: NodeRea
         and open_elsewhere
         and set(seen.libcuda) == {driver.version}
         and not built_for(driver.version, kernel, seen)
+        and not driver_packages.problems(driver, found(seen))
     )
 
 
@@ -213,4 +224,5 @@ def problems_in_service(settings: NodeSettings, seen: NodeReadings) -> list[str]
         problems.append(f"device nodes are missing: {', '.join(seen.gpus.missing_nodes)}")
     if missing := [unit for unit in UNITS if unit not in seen.units_enabled]:
         problems.append(f"not started at boot: {', '.join(missing)}")
+    problems += driver_packages.problems(settings.driver, found(seen))
     return problems

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from gpubox.nvidia.box_readings import Package, read_packages
 from gpubox.nvidia.driver import loaded_version
 from gpubox.nvidia.gpu_count import Gpus, read_gpus
 
@@ -75,6 +76,7 @@ class NodeReadings(Frozen):
     """cards: one for each of gpus.pci, in the same order."""
 
     release: str = ""
+    system: str = ""  # "debian 12"
     user: str = ""  # who asked, when that was not root
     pve: str = ""
     kernels: tuple[str, ...] = ()
@@ -86,7 +88,8 @@ class NodeReadings(Frozen):
     command_line: str = ""
     kernel_cmdline_file: str = ""
     packages: tuple[str, ...] = ()
-    driver_packages: tuple[str, ...] = ()
+    driver_packages: tuple[Package, ...] = ()
+    run_file: bool = False  # the uninstaller that a .run file leaves is there
     dkms: tuple[DkmsEntry, ...] = ()
     modules: tuple[ModuleFile, ...] = ()
     loaded_modules: tuple[str, ...] = ()
@@ -151,6 +154,7 @@ def read_node(lines: Iterable[str]) -> NodeReadings:
     said = _Lines(lines)
     return NodeReadings(
         release=said.one("release"),
+        system=said.one("os"),
         user=said.one("user"),
         pve=said.one("pve"),
         kernels=said.many("kernel"),
@@ -162,7 +166,8 @@ def read_node(lines: Iterable[str]) -> NodeReadings:
         command_line=said.one("command_line"),
         kernel_cmdline_file=said.one("kernel_cmdline_file"),
         packages=said.many("package"),
-        driver_packages=said.many("driver_package"),
+        driver_packages=read_packages(said.many("driver_package")),
+        run_file=said.has("run_file"),
         dkms=tuple(_dkms(said.many("dkms"))),
         modules=tuple(ModuleFile(kernel=k, version=v, license=text) for k, v, text in said.words("module", 3)),
         loaded_modules=said.many("loaded"),

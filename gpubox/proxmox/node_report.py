@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from gpubox.nvidia import driver_packages
 from gpubox.nvidia.driver import numbers
 from gpubox.nvidia.gpu_count import count_problem, counts_text
 from gpubox.proxmox import node
@@ -179,7 +180,7 @@ def device_nodes(seen: NodeReadings) -> Check:
 
 
 def driver(seen: NodeReadings) -> Check:
-    """H1, H6: loaded module, module on disk and libraries are one version, to the last number."""
+    """H1, H6: loaded module, module on disk, libraries and packages are one version, to the last number."""
     name = "driver"
     on_disk = seen.module_for(seen.release)
     versions = {
@@ -188,9 +189,15 @@ def driver(seen: NodeReadings) -> Check:
         "libraries": " and ".join(seen.libcuda) or "none",
     }
     reading = ", ".join(f"{where} {version}" for where, version in versions.items())
-    if seen.driver_packages:
-        why = f"apt installed {', '.join(seen.driver_packages)}: its next upgrade moves the driver under running boxes"
-        return Check(name, "fail", reading, why, "purge these packages, then deploy the node")
+    if there := driver_packages.parts(seen.driver_packages):
+        versions["packages"] = " and ".join(sorted({package.version.rpartition("-")[0] for package in there}))
+        reading = ", ".join(f"{where} {version}" for where, version in versions.items())
+        if seen.run_file:
+            why = f"apt installed {driver_packages.names_of(there)} beside a driver from a .run file"
+            return Check(name, "fail", reading, why, "remove one of the two (docs/node.md), then deploy the node")
+        if moving := driver_packages.unheld(there):
+            why = f"not on hold: {', '.join(moving)}; the next upgrade moves the driver under running boxes"
+            return Check(name, "fail", reading, why, "deploy the node with driver.repository, or purge these packages")
     if set(versions.values()) == {"none"}:
         return Check(name, "warn", reading, "no driver is installed yet", "deploy the node")
     if len(set(versions.values())) > 1:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import AnyDriver
 from gpubox.toml import Name, Strict
 
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^,\s]*[^,\s/]$")]
@@ -19,7 +19,7 @@ class NodeSettings(Strict):
     `kernel`: the release to pin ("6.17.2-1-pve"); without it the pinned one, else the running one, is pinned.
     """
 
-    driver: DriverSettings
+    driver: AnyDriver
     kernel: str | None = None
     allow_reboot: bool = False
     kernel_arguments: list[str] = []

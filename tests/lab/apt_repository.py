@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,21 +19,37 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Deb:
-    """A package without contents but for `executable`, the path of a program that prints its version."""
+    """A package without contents but for what is named.
+
+    executable: the path of a program that prints its version. files: path -> content; `modes`: of those that are not
+    0644. scripts: name -> sh of a maintainer script. fields: further lines of its control file.
+    """
 
     name: str
     version: str
     depends: str = ""
     executable: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    modes: Mapping[str, int] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    scripts: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, directory: Path) -> Path:
         root = directory / f".{self.name}"
         control = [f"Package: {self.name}", f"Version: {self.version}", "Architecture: amd64"]
-        control += ["Maintainer: gpubox tests <tests@example>", "Description: stand-in, empty"]
+        control += ["Maintainer: gpubox tests <tests@example>", "Description: stand-in"]
         control += [f"Depends: {self.depends}"] if self.depends else []
+        control += [f"{name}: {value}" for name, value in self.fields.items()]
         _write(root / "DEBIAN/control", "\n".join(control) + "\n")
+        for name, script in self.scripts.items():
+            _write(root / f"DEBIAN/{name}", f"#!/bin/sh\nset -e\n{script}", mode=0o755)
         if self.executable:
             _write(root / self.executable.lstrip("/"), f"#!/bin/sh\necho {self.version}\n", mode=0o755)
+        for path, content in self.files.items():
+            _write(root / path.lstrip("/"), content, mode=self.modes.get(path, 0o644))
+        for path, goal in self.links.items():
+            (root / path.lstrip("/")).symlink_to(goal)
         target = directory / f"{self.name}_{self.version}_amd64.deb"
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, target], check=True, capture_output=True)
         subprocess.run(["rm", "-r", root], check=True)
@@ -71,7 +87,7 @@ class Signer:
         return subprocess.run(command, input=text.encode(), capture_output=True, check=True).stdout
 
 
-def make_repository(directory: Path, debs: list[Deb], signer: Signer) -> None:
+def make_repository(directory: Path, debs: Iterable[Deb], signer: Signer) -> None:
     """Packages, index and InRelease in `directory`, which is made when it is not there."""
     directory.mkdir(exist_ok=True)
     index = "\n".join(_entry(deb.build(directory)) for deb in debs)
@@ -113,8 +129,8 @@ def _entry(deb: Path) -> str:
     return f"{control}Filename: ./{deb.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
 
 
-def _write(path: Path, text: str, mode: int = 0o644) -> None:
+def _write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o755)
-    path.write_text(text)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     path.chmod(mode)

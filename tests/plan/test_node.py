@@ -21,6 +21,7 @@ from pyinfra.context import ctx_host, ctx_state
 from pyinfra.facts.server import Os, Which
 
 from facts.node import Node
+from gpubox.nvidia.driver import PackagedDriver
 from gpubox.proxmox.node import GRUB_DROP_IN, TOOLS, grub_drop_in
 from ops.base import File
 from ops.node import _digest
@@ -55,7 +56,7 @@ def machine(tmp_path: Path) -> Machine:
     installed = "; ".join(f"echo 'installed {name}'" for name in NEEDED)
     machine.program("dpkg-query", f'case "$*" in *proxmox-default-headers*) {installed} ;; esac')
     stamp(machine, "pin", KERNEL)
-    stamp(machine, "initramfs", *(file.content for file in rendered() if file.path.startswith("/etc/modprobe.d/")))
+    stamp(machine, "initramfs", *(file.content for file in rendered(None) if file.path.startswith("/etc/modprobe.d/")))
     return machine
 
 
@@ -73,7 +74,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Planned]]
             if fact is Node:
                 done = machine.run(Node().command(**{**kwargs, "files": []}))
                 assert (done.returncode, done.stderr) == (0, "")
-                files = rendered() if written is None else written
+                files = rendered(None) if written is None else written
                 return [*done.stdout.splitlines(), *(f"file {f.sha256} {f.mode} root:root {f.path}" for f in files)]
             known = {Os: "Linux", Which: "/usr/sbin/command"}
             return known[fact] if fact in known else getattr(fact(), "default", str)()
@@ -170,7 +171,9 @@ def test_another_blacklist_rebuilds_the_initramfs_and_another_unit_does_not(
     planned: Callable[..., Planned], machine: Machine
 ) -> None:
     def changed(path: str) -> list[File]:
-        return [File(f.path, f.content + "# edited\n", f.mode) if f.path.startswith(path) else f for f in rendered()]
+        return [
+            File(f.path, f.content + "# edited\n", f.mode) if f.path.startswith(path) else f for f in rendered(None)
+        ]
 
     assert changing(planned(machine, written=changed("/etc/systemd"))) == ["Files"]
     stamp(machine, "initramfs", "older options")
@@ -265,7 +268,7 @@ def test_kernel_arguments_are_appended_for_systemd_boot(planned: Callable[..., P
 
 def test_arguments_taken_back_take_our_file_away(planned: Callable[..., Planned], machine: Machine) -> None:
     stamp(machine, "cmdline", "iommu=pt")
-    plan = planned(machine, written=[*rendered(), File(GRUB_DROP_IN, grub_drop_in(["iommu=pt"]))])
+    plan = planned(machine, written=[*rendered(None), File(GRUB_DROP_IN, grub_drop_in(["iommu=pt"]))])
     assert changing(plan) == ["Kernel command line"]
     assert commands(plan, "Kernel command line")[0] == f"rm -f {GRUB_DROP_IN}"
 
@@ -288,6 +291,117 @@ def test_settings_are_refused_by_key_and_value(planned: Callable[..., Planned], 
         planned(machine, alow_reboot=True)
     with pytest.raises(DeployError, match=r"kernel 7\.0\.2-1-pve: driver 580\.159\.04 does not build on it"):
         planned(machine, kernel=NEWER)
+
+
+# The driver from apt.
+
+PACKAGED = {"version": RECORDED_DRIVER, "repository": "/srv/driver"}
+PARTS = ("nvidia-driver-cuda", "libcuda1", "nvidia-kernel-open-dkms", "nvidia-modprobe", "nvidia-persistenced")
+DRIVER = f"Driver {RECORDED_DRIVER}"
+
+
+def from_apt(machine: Machine, version: str = RECORDED_DRIVER, selection: str = "hold") -> list[File]:
+    """The converged node has its driver from apt; the files of that way."""
+    machine.file("/etc/os-release", "ID=debian\nVERSION_ID=13\n")
+    tools = "; ".join(f"echo 'installed {name}'" for name in NEEDED)
+    parts = "; ".join(f"echo 'installed {selection} {version}-1 {name}'" for name in PARTS)
+    body = f'case "$*" in *proxmox-default-headers*) {tools} ;; *nvidia*) {parts} ;; esac'
+    machine.program("dpkg-query", body)
+    return rendered(PackagedDriver.model_validate(PACKAGED))
+
+
+def test_a_node_with_its_driver_from_apt_changes_nowhere(planned: Callable[..., Planned], machine: Machine) -> None:
+    for stage in ("Prepare", "Execute"):
+        plan = planned(machine, written=from_apt(machine), stage=stage, driver=PACKAGED)
+        assert changing(plan) == []
+        assert [name for name, _ in plan] == [*NAMES[:4], "Node | On hold", *NAMES[4:]]
+
+
+def test_all_of_it_is_installed_by_version_and_built_for_the_kernel_that_will_boot(
+    planned: Callable[..., Planned], machine: Machine
+) -> None:
+    """H5, H6: what is there already is named too, since the packages ask for each other by lower bounds."""
+    written = from_apt(machine, OLD)
+    older(machine)
+    plan = planned(machine, written=written, driver=PACKAGED, allow_reboot=True)
+    index, update, policy, simulation, install, build, check = commands(plan, DRIVER)
+    assert "/srv/driver" in index
+    assert "sourcelist=/etc/apt/sources.list.d/gpubox-driver.sources" in update
+    for command in (policy, simulation, install):
+        for name in PARTS:
+            assert name in command
+    assert f"nvidia-kernel-open-dkms={RECORDED_DRIVER}-*" in install
+    assert "--allow-downgrades --allow-change-held-packages" in install
+    assert "--simulate" in simulation
+    assert f"dkms install -m nvidia -v {RECORDED_DRIVER} -k {KERNEL}" in build
+    assert "Dual MIT/GPL" in check
+
+
+def test_a_driver_of_apt_in_use_is_left_alone_until_a_reboot_is_allowed(
+    planned: Callable[..., Planned], machine: Machine
+) -> None:
+    written = from_apt(machine, OLD)
+    older(machine)
+    said = stopped(planned(machine, written=written, driver=PACKAGED), DRIVER)
+    assert f"driver {OLD} is loaded and boxes may be using it" in said
+
+
+def test_packages_are_held_again(planned: Callable[..., Planned], machine: Machine) -> None:
+    plan = planned(machine, written=from_apt(machine, selection="install"), driver=PACKAGED)
+    assert changing(plan) == ["On hold"]
+    assert commands(plan, "On hold") == [f"apt-mark hold {' '.join(sorted(PARTS))}"]
+
+
+def test_h6_one_part_that_moved_is_found(planned: Callable[..., Planned], machine: Machine) -> None:
+    """Although the loaded module, the one on disk and libcuda are right."""
+    written = from_apt(machine)
+    query = (machine.bin / "dpkg-query").read_text()
+    moved = query.replace(f"{RECORDED_DRIVER}-1 nvidia-modprobe", f"{OLD}-1 nvidia-modprobe")
+    machine.program("dpkg-query", moved)
+    plan = planned(machine, written=written, driver=PACKAGED, allow_reboot=True)
+    assert changing(plan) == [DRIVER]
+    said = stopped(planned(machine, written=written, driver=PACKAGED, stage="Execute"), "Every GPU everywhere")
+    assert f"package nvidia-modprobe is of version {OLD}-1, {RECORDED_DRIVER} is wanted" in said
+
+
+def test_only_the_build_of_a_driver_of_apt_is_missing(planned: Callable[..., Planned], machine: Machine) -> None:
+    other = "6.14.11-4-pve"
+    machine.file(f"/boot/vmlinuz-{other}")
+    build, _ = commands(planned(machine, written=from_apt(machine), kernel=other, driver=PACKAGED), DRIVER)
+    assert build == f"dkms install -m nvidia -v {RECORDED_DRIVER} -k {other}"
+
+
+def test_the_way_of_the_driver_is_not_changed_by_a_deploy(planned: Callable[..., Planned], machine: Machine) -> None:
+    with pytest.raises(DeployError, match=r"a driver from a \.run file \(580\.159\.04\) is installed here"):
+        machine.file("/etc/os-release", "ID=debian\nVERSION_ID=13\n")
+        planned(machine, driver=PACKAGED)
+    from_apt(machine)
+    with pytest.raises(DeployError, match="apt has installed driver packages here: nvidia-driver-cuda, libcuda1"):
+        planned(machine)
+
+
+def test_a_repository_that_nobody_asks_for_any_more_is_taken_away(
+    planned: Callable[..., Planned], machine: Machine
+) -> None:
+    source = next(file for file in rendered(PackagedDriver.model_validate(PACKAGED)) if ".sources" in file.path)
+    plan = planned(machine, written=[*rendered(None), source])
+    assert changing(plan) == ["Files"]
+    assert commands(plan, "Files") == [f"rm -f {source.path}"]
+
+
+def test_a_key_is_looked_at_before_anything_runs(
+    planned: Callable[..., Planned], machine: Machine, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.gpg"
+    key.write_bytes(bytes([0x98, 4, 4, 1, 2, 3]))
+    machine.file("/etc/os-release", "ID=debian\nVERSION_ID=12\n")
+    (machine.root / f"usr/lib/x86_64-linux-gnu/libcuda.so.{RECORDED_DRIVER}").unlink()
+    driver = {**PACKAGED, "repository": "https://mirror.example/", "key": str(key)}
+    with pytest.raises(DeployError, match=r"driver\.key = .*: holds [0-9A-F]{40}, expected is EB693B30"):
+        planned(machine, driver=driver)
+    machine.file("/etc/os-release", "ID=debian\nVERSION_ID=11\n")
+    with pytest.raises(DeployError, match="driver: this box is debian 11"):
+        planned(machine, driver=driver)
 
 
 # The driver's script, run by sh on the machine.

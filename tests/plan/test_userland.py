@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pyinfra.api.state import StateStage
 
 from facts.box import BoxState
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.driver import RunFileDriver
 from gpubox.settings import Settings
+from gpubox.specs.plan import plan_box
 from ops.run_file import install_script
 from ops.userland import OPTIONS
+from roles import cuda_toolkit
 from roles.nvidia_userland import files, nvidia_userland
-from tests.plan.gpu_roles import DATA, planned
+from tests.plan.gpu_roles import DATA, ROOT, planned
 
 DRIVER = {"version": "590.48.01", "run": "/models/NVIDIA-Linux-x86_64-590.48.01.run", "sha256": "b9" * 32}
 SETTINGS = Settings.model_validate({**DATA, "driver": DRIVER})
-PINS, LIBRARIES, CUDA = (
-    f"NVIDIA userland | {name}" for name in ("Driver kept from apt", "Driver libraries 590.48.01", "CUDA starts")
+SOURCE, PINS, LIBRARIES, CUDA = (
+    f"NVIDIA userland | {name}"
+    for name in ("One source of the driver", "Driver kept from apt", "Driver libraries 590.48.01", "CUDA starts")
 )
 BANNER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@)"
 
@@ -59,7 +63,7 @@ def test_without_a_driver_in_the_settings_it_does_nothing(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("stage", [StateStage.Prepare, StateStage.Execute])
 def test_a_converged_box_changes_nowhere_and_is_read_once(monkeypatch: pytest.MonkeyPatch, stage: StateStage) -> None:
     result = planned(monkeypatch, nvidia_userland, box(), stage=stage, driver=DRIVER)
-    assert list(result.commands) == [PINS, LIBRARIES, CUDA]
+    assert list(result.commands) == [SOURCE, PINS, LIBRARIES, CUDA]
     assert result.changing == []
     assert result.reads == (1 if stage == StateStage.Prepare else 2), "once in each phase"
 
@@ -79,8 +83,8 @@ def test_the_pins_come_before_everything(monkeypatch: pytest.MonkeyPatch) -> Non
     seen.files = {}
     result = planned(monkeypatch, nvidia_userland, seen, stage=StateStage.Prepare, driver=DRIVER)
     assert result.changing == [PINS, LIBRARIES]
-    assert "Pin-Priority: -1" in result.uploads["/etc/apt/preferences.d/gpubox-no-driver"]
-    assert "/etc/apt/apt.conf.d/52gpubox-no-driver" in result.uploads
+    assert "Pin-Priority: -1" in result.uploads["/etc/apt/preferences.d/gpubox-driver"]
+    assert "/etc/apt/apt.conf.d/52gpubox-driver" in result.uploads
 
 
 def test_an_address_is_fetched_with_curl_which_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +113,10 @@ def test_a_node_without_a_driver_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_driver_from_apt_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = box(libraries="590.48.01")
-    seen.many["driver_package"] = ["libcuda1"]
+    seen.many["driver_package"] = ["hold 590.48.01-1 libcuda1"]
     result = planned(monkeypatch, nvidia_userland, seen, driver=DRIVER)
-    assert "apt-get purge libcuda1" in result.refused[LIBRARIES]
+    assert result.changing[0] == SOURCE
+    assert "apt-get purge --allow-change-held-packages libcuda1" in result.refused[SOURCE]
 
 
 def test_h2_cuda_that_does_not_start_stops_and_is_not_judged_before_everything_ran(
@@ -133,6 +138,7 @@ def test_a_bare_metal_machine_gets_the_whole_driver_as_a_node_does(monkeypatch: 
     result = planned(monkeypatch, nvidia_userland, seen, stage=StateStage.Prepare, node=node, driver=DRIVER)
     names = [name.removeprefix("NVIDIA userland | ") for name in result.commands]
     assert names == [
+        "One source of the driver",
         "Driver kept from apt",
         "Compiler, dkms, headers",
         "Files",
@@ -156,8 +162,99 @@ def test_a_bare_metal_machine_with_the_driver_is_only_asked(monkeypatch: pytest.
     seen = box()
     seen.many["container"] = ["none"]
     result = planned(monkeypatch, nvidia_userland, seen, driver=DRIVER)
-    assert list(result.commands) == [PINS, LIBRARIES, CUDA]
+    assert list(result.commands) == [SOURCE, PINS, LIBRARIES, CUDA]
     assert result.changing == []
+
+
+# --- from apt ---
+
+PACKAGED = {"version": "590.48.01", "repository": "/models/debs"}
+HOLD = "NVIDIA userland | On hold"
+
+
+def packaged_box(*, modules: bool = False, selection: str = "hold", names: Sequence[str] = ("libcuda1",)) -> BoxState:
+    """A converged container, or with `modules` a converged machine of its own, whose driver is from apt."""
+    seen = box()
+    settings = Settings.model_validate({**DATA, "driver": PACKAGED})
+    wanted = files(settings, bare_metal=modules)
+    seen.files = {file.path: (file.sha256, file.mode, "root:root") for file in wanted}
+    all_of_it = ["nvidia-driver-cuda", *names]
+    if modules:
+        seen.many["container"] = ["none"]
+        all_of_it += ["nvidia-kernel-open-dkms", "nvidia-modprobe", "nvidia-persistenced"]
+    seen.many["driver_package"] = [f"{selection} 590.48.01-1 {name}" for name in all_of_it]
+    return seen
+
+
+@pytest.mark.parametrize("modules", [False, True])
+@pytest.mark.parametrize("stage", [StateStage.Prepare, StateStage.Execute])
+def test_a_box_with_its_driver_from_apt_changes_nowhere(
+    monkeypatch: pytest.MonkeyPatch, stage: StateStage, modules: bool
+) -> None:
+    result = planned(monkeypatch, nvidia_userland, packaged_box(modules=modules), stage=stage, driver=PACKAGED)
+    assert list(result.commands) == [SOURCE, PINS, LIBRARIES, HOLD, CUDA]
+    assert result.changing == []
+
+
+def test_a_container_gets_the_libraries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H7: no dkms, nothing that needs a kernel."""
+    seen = packaged_box()
+    seen.many["driver_package"] = []
+    del seen.many["driver_library"]
+    result = planned(monkeypatch, nvidia_userland, seen, stage=StateStage.Prepare, driver=PACKAGED)
+    assert result.changing == [LIBRARIES]
+    *_, install = result.commands[LIBRARIES]
+    assert install.split()[-1] == "'nvidia-driver-cuda=590.48.01-*'"
+    assert "--no-install-recommends" in install
+
+
+def test_h6_a_part_off_hold_or_of_another_version_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = planned(monkeypatch, nvidia_userland, packaged_box(selection="install"), driver=PACKAGED)
+    assert result.commands[HOLD] == ["apt-mark hold libcuda1 nvidia-driver-cuda"]
+    seen = packaged_box()
+    seen.many["driver_package"][1] = "hold 595.58.03-1 libcuda1"
+    result = planned(monkeypatch, nvidia_userland, seen, stage=StateStage.Prepare, driver=PACKAGED)
+    assert result.changing == [LIBRARIES]
+    assert "libcuda1=590.48.01-*" in result.commands[LIBRARIES][-1]
+
+
+def test_h1_packages_of_another_version_than_the_loaded_one_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = packaged_box()
+    seen.many["driver"] = [BANNER.format("590.44.01")]
+    seen.many["driver_package"] = []
+    result = planned(monkeypatch, nvidia_userland, seen, driver=PACKAGED)
+    assert len(result.commands[LIBRARIES]) == 1, "nothing runs beside the refusal"
+    assert "has 590.44.01 loaded" in result.refused[LIBRARIES]
+
+
+def test_libraries_of_a_run_file_are_not_replaced_by_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = planned(monkeypatch, nvidia_userland, box(), driver=PACKAGED)
+    assert result.changing[0] == SOURCE
+    assert "a driver from a .run file (590.48.01) is installed here" in result.refused[SOURCE]
+
+
+def test_a_bare_metal_machine_gets_the_whole_driver_from_apt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = packaged_box(modules=True)
+    seen.many["driver_package"] = []
+    for key in ("driver", "driver_library"):
+        del seen.many[key]
+    node = ["release 6.1.0-9-amd64", "os debian 12", "bootloader grub", "kernel 6.1.0-9-amd64"]
+    result = planned(monkeypatch, nvidia_userland, seen, stage=StateStage.Prepare, node=node, driver=PACKAGED)
+    *_, install, build, _ = result.commands["NVIDIA userland | Driver 590.48.01"]
+    for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-modprobe", "nvidia-persistenced"):
+        assert f"{name}=590.48.01-*" in install
+    assert "dkms install -m nvidia -v 590.48.01 -k 6.1.0-9-amd64" in build
+
+
+def test_toolkits_beside_a_driver_from_apt_have_the_same_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both roles write the file; what one writes the other leaves."""
+    toolkits = {"repository": "/models/debs"}
+    plan = plan_box(ROOT, Settings.model_validate({**DATA, "driver": PACKAGED, "toolkits": toolkits}))
+    for bare_metal in (False, True):
+        own = {file.path: file.content for file in files(plan.settings, bare_metal=bare_metal)}
+        theirs = {file.path: file.content for file in cuda_toolkit.files(plan, bare_metal=bare_metal)}
+        assert own.items() <= theirs.items()
+        assert "Pin: version 590.48.01-*" in own["/etc/apt/preferences.d/gpubox-driver"]
 
 
 # --- the install script, run for real with a .run file of our own ---
@@ -176,7 +273,7 @@ def run_install(tmp_path: Path, status: int = 0, sha256: str = "") -> subprocess
     run = tmp_path / "nvidia driver.run"
     run.write_text(RUN.replace("ARGUMENTS", shlex.quote(str(tmp_path / "arguments"))).replace("STATUS", str(status)))
     got = subprocess.run(["sha256sum", run], capture_output=True, text=True, check=True).stdout.split()[0]
-    driver = DriverSettings(version="590.48.01", run=str(run), sha256=sha256 or got)
+    driver = RunFileDriver(version="590.48.01", run=str(run), sha256=sha256 or got)
     script = install_script(driver, OPTIONS).replace("/var/log/", f"{tmp_path}/")
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpubox.nvidia.driver import DriverSettings, loaded_version
+from gpubox.nvidia.driver import RunFileDriver, loaded_version
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "driver"
 RUN = {"version": "590.48.01", "run": "/models/NVIDIA-Linux-x86_64-590.48.01.run", "sha256": "a" * 64}
@@ -60,6 +60,6 @@ def test_anything_else_is_no_driver(text: str) -> None:
     ],
 )
 def test_settings_are_exact(key: str, value: str) -> None:
-    DriverSettings.model_validate(RUN)
+    RunFileDriver.model_validate(RUN)
     with pytest.raises(ValidationError):
-        DriverSettings.model_validate({**RUN, key: value})
+        RunFileDriver.model_validate({**RUN, key: value})

@@ -37,7 +37,7 @@ def test_the_gpu_counts_agree_and_cuda_starts() -> None:
 
 def test_a_compat_package_of_the_toolkit_is_found() -> None:
     """H7: it came with the image of that machine."""
-    assert box().driver_packages == ("cuda-compat-13-0",)
+    assert [package.name for package in box().driver_packages] == ["cuda-compat-13-0"]
 
 
 def test_all_three_read_the_same_gpus() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubox.errors import GpuboxError, InputError, RefusedError
+from gpubox.nvidia.box_readings import Package
 from gpubox.nvidia.driver import numbers
 from gpubox.nvidia.gpu_count import Gpus
 from gpubox.proxmox.node import (
@@ -35,6 +36,7 @@ from tests.gpus import gpus_of
 from tests.node_machine import FIXTURES, recorded
 
 DRIVER = "590.48.01"
+OPEN = Package("install", f"{DRIVER}-1", "nvidia-open")
 KERNEL = "6.17.2-1-pve"
 NEWER = "7.0.2-1-pve"
 SETTINGS = {
@@ -179,7 +181,7 @@ def test_packages_bring_the_metapackage_and_a_kernel_that_is_not_there() -> None
         ({"pve": ""}, InputError, "not a Proxmox VE node"),
         ({"user": "admin"}, RefusedError, "connected as admin, who is not root"),
         ({"secure_boot": "enabled"}, RefusedError, "Secure Boot is on"),
-        ({"driver_packages": ("nvidia-open",)}, RefusedError, "installed by apt: nvidia-open"),
+        ({"driver_packages": (OPEN,)}, RefusedError, "apt has installed driver packages here: nvidia-open"),
     ],
 )
 def test_what_is_refused_before_anything_runs(changes: dict[str, Any], error: type[GpuboxError], said: str) -> None:
@@ -358,7 +360,10 @@ def cards(**changes: Any) -> dict[str, Any]:
         ({"units_enabled": ()}, "device nodes", "fail"),
         ({"loaded_driver": "590.44.01"}, "driver", "fail"),
         ({"libcuda": ("590.48.02",)}, "driver", "fail"),
-        ({"driver_packages": ("libcuda1",)}, "driver", "fail"),
+        ({"driver_packages": (OPEN,)}, "driver", "fail"),
+        ({"driver_packages": (OPEN._replace(selection="hold"),)}, "driver", "pass"),
+        ({"driver_packages": (OPEN._replace(selection="hold"),), "run_file": True}, "driver", "fail"),
+        ({"driver_packages": (Package("hold", "590.44.01-1", "libcuda1"),)}, "driver", "fail"),
         ({"modules": (ModuleFile(kernel=KERNEL, version=DRIVER, license="NVIDIA"),)}, "open modules", "fail"),
         ({"loaded_open": False}, "open modules", "fail"),
         ({"loaded_modules": ("nouveau",)}, "other GPU drivers", "fail"),

@@ -17,7 +17,7 @@ from gpubox.proxmox.node_readings import AerCount, DkmsEntry, ModuleFile, NodeRe
 from roles.proxmox_node import rendered
 from tests.node_machine import ADDRESSES, FIXTURES, H200, KERNEL, NEWER, RECORDED_DRIVER, Machine, recorded, two_h200
 
-DEVICES_SCRIPT = next(file.content for file in rendered() if file.path.endswith("/gpubox-nvidia-devices"))
+DEVICES_SCRIPT = next(file.content for file in rendered(None) if file.path.endswith("/gpubox-nvidia-devices"))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_packages_are_asked_by_pattern_and_not_by_files_of_the_working_directory
     machine.file("nvidia-driver-of-my-own.run")
     machine.records("dpkg-query", "echo 'installed dkms'; echo 'config-files curl'")
     assert read(machine).packages == ("dkms",)
-    assert any(" nvidia-driver* " in call for call in machine.calls())
+    assert any(" nvidia* " in call for call in machine.calls())
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_module_that_does_not_load_fails_the_unit(machine: Machine) -> None:
 
 def test_the_unit_is_ordered_before_the_guests_and_keeps_none_of_them_from_starting() -> None:
     """H2. A guest without GPUs must start on a node whose GPUs are broken."""
-    unit = next(file.content for file in rendered() if file.path.endswith(f"/{DEVICES_UNIT}"))
+    unit = next(file.content for file in rendered(None) if file.path.endswith(f"/{DEVICES_UNIT}"))
     assert "Before=pve-guests.service" in unit
     assert "After=systemd-modules-load.service nvidia-persistenced.service" in unit
     assert not [line for line in unit.splitlines() if line.startswith(("RequiredBy=", "BindsTo="))]

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubox.errors import InputError, ProofError, RefusedError
-from gpubox.nvidia import toolkit
+from gpubox.nvidia import repository, toolkit
 from gpubox.nvidia.box_readings import BoxReadings, LoaderDirectory, Package
 from gpubox.nvidia.openpgp import armored, fingerprints
+from gpubox.nvidia.repository import Key
 from gpubox.nvidia.toolkit import ToolkitSettings
 from gpubox.settings import Settings, load_settings
 from gpubox.specs.plan import plan_box
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STACKS = [stack_spec(ROOT / "stacks" / name, "3.11", None) for name in ("cuda130-next", "cuda128")]
 WANTED = {"cuda-toolkit-13-0": "13.0.1-1", "cuda-toolkit-12-8": "12.8.1-1"}
 MIRROR = ToolkitSettings(repository="https://mirror.example/cuda/", key="keys/mirror.asc", fingerprint="A" * 40)
+KEY = Key("KEY", ("A" * 40,))
 DIRECTORY = ToolkitSettings(repository="/models/debs")
 GOOD = BoxReadings(
     system="debian 12",
@@ -92,47 +94,47 @@ def test_settings_that_cannot_be(data: dict[str, object], said: str) -> None:
 def test_a_fingerprint_is_written_as_gpg_prints_it() -> None:
     printed = "eb69 3b30 35cd 5710 e231  e123 a4b4 6996 3bf8 63cc"
     settings = ToolkitSettings(repository="https://m/", key="k", fingerprint=printed)
-    assert settings.fingerprint == toolkit.SYSTEMS["debian 12"]
+    assert settings.fingerprint == repository.SYSTEMS["debian 12"]
 
 
 @pytest.mark.parametrize("system", ["debian 11", "ubuntu 26.04", "fedora 42", ""])
 def test_other_systems_are_refused(system: str) -> None:
     with pytest.raises(RefusedError, match=r"supported: debian 12, debian 13, ubuntu 22\.04, ubuntu 24\.04"):
-        toolkit.check_system(replace(GOOD, system=system))
+        repository.check_system(toolkit.PLACE, system)
 
 
 def test_the_key_is_nvidias_for_the_system_unless_named() -> None:
     vendor = MIRROR.model_copy(update={"fingerprint": None})
-    older, newer = toolkit.SYSTEMS["ubuntu 24.04"], toolkit.SYSTEMS["debian 13"]
-    toolkit.check_key(vendor, [older], GOOD)
-    toolkit.check_key(vendor, [newer], replace(GOOD, system="debian 13"))
-    toolkit.check_key(MIRROR, ["A" * 40], GOOD)
-    for settings, found in ((vendor, [newer]), (vendor, [older, newer]), (MIRROR, [older])):
+    older, newer = repository.SYSTEMS["ubuntu 24.04"], repository.SYSTEMS["debian 13"]
+    repository.check_key(toolkit.PLACE, vendor, (older,), "debian 12")
+    repository.check_key(toolkit.PLACE, vendor, (newer,), "debian 13")
+    repository.check_key(toolkit.PLACE, MIRROR, ("A" * 40,), "debian 12")
+    for settings, found in ((vendor, (newer,)), (vendor, (older, newer)), (MIRROR, (older,))):
         with pytest.raises(InputError, match=r"holds .*, expected is"):
-            toolkit.check_key(settings, found, GOOD)
+            repository.check_key(toolkit.PLACE, settings, found, "debian 12")
 
 
 def test_apts_files() -> None:
-    files = toolkit.apt_files(MIRROR, WANTED, "KEY")
-    assert files[toolkit.KEYRING] == "KEY"
-    assert files[toolkit.SOURCES].splitlines()[1:] == [
+    files = toolkit.apt_files(MIRROR, WANTED, KEY)
+    assert files[KEY.path] == "KEY"
+    assert files[toolkit.PLACE.sources].splitlines()[1:] == [
         "Types: deb",
         "URIs: https://mirror.example/cuda/",
         "Suites: /",
         "Architectures: amd64",
-        f"Signed-By: {toolkit.KEYRING}",
+        f"Signed-By: {KEY.path}",
     ]
-    assert "Package: cuda-toolkit-13-0\nPin: version 13.0.1-1\nPin-Priority: 1001\n" in files[toolkit.PREFERENCES]
-    local = toolkit.apt_files(DIRECTORY, WANTED, "")
-    assert toolkit.KEYRING not in local
-    assert "Trusted: yes" in local[toolkit.SOURCES]
-    assert "Trusted" not in files[toolkit.SOURCES]
+    assert "Package: cuda-toolkit-13-0\nPin: version 13.0.1-1\nPin-Priority: 1001\n" in files[toolkit.PLACE.preferences]
+    local = toolkit.apt_files(DIRECTORY, WANTED, None)
+    assert set(local) == {toolkit.PLACE.sources, toolkit.PLACE.preferences}
+    assert "Trusted: yes" in local[toolkit.PLACE.sources]
+    assert "Trusted" not in files[toolkit.PLACE.sources]
 
 
 def test_parts_are_pinned_where_the_operator_names_them() -> None:
     settings = MIRROR.model_copy(update={"versions": {"cuda-nvcc-13-0": "13.0.88-1"}})
     assert toolkit.exact_versions(settings, WANTED) == {**WANTED, "cuda-nvcc-13-0": "13.0.88-1"}
-    assert "Pin: version 13.0.88-1" in toolkit.apt_files(settings, WANTED, "KEY")[toolkit.PREFERENCES]
+    assert "Pin: version 13.0.88-1" in toolkit.apt_files(settings, WANTED, KEY)[toolkit.PLACE.preferences]
     assert toolkit.missing({"cuda-nvcc-13-0": "13.0.48-1"}, GOOD) == {"cuda-nvcc-13-0": "13.0.48-1"}
 
 
@@ -219,15 +221,18 @@ def test_any_output_of_apt_is_explained(output: str) -> None:
     [
         ({"toolkit_homes": ("/usr/local/cuda-13.0",)}, "/usr/local/cuda-12.8/bin/nvcc is missing"),
         ({"cuda_packages": GOOD.cuda_packages[1:]}, "cuda-toolkit-13-0 is not installed at version 13.0.1-1"),
-        ({"driver_packages": ("libcuda1",)}, "apt has installed driver packages: libcuda1"),
+        (
+            {"driver_packages": (Package("hold", "590.48.01-1", "libcuda1"),)},
+            "apt has installed driver packages: libcuda1",
+        ),
         ({"kernel_packages": ("dkms",)}, "dkms"),
         ({"loader_directories": (LoaderDirectory("/etc/environment", "/usr/local/cuda-13.0/compat"),)}, "compat"),
     ],
 )
 def test_h7_what_the_proof_finds(change: dict[str, object], said: str) -> None:
-    toolkit.check_proof(WANTED, WANTED, GOOD)
+    toolkit.check_proof(WANTED, WANTED, GOOD, None)
     with pytest.raises(ProofError, match=re.escape(said)):
-        toolkit.check_proof(WANTED, WANTED, replace(GOOD, **change))  # type: ignore[arg-type]
+        toolkit.check_proof(WANTED, WANTED, replace(GOOD, **change), None)  # type: ignore[arg-type]
 
 
 # --- fingerprints, compared with GnuPG's ---

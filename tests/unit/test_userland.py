@@ -19,14 +19,14 @@ from facts.gpus import SHELL
 from facts.userland import script
 from gpubox.errors import GpuboxError, InputError, ProofError, RefusedError
 from gpubox.nvidia import cuda_probe, userland
-from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer, Library, LoaderDirectory, read_box
-from gpubox.nvidia.driver import DriverSettings
+from gpubox.nvidia.box_readings import BoxReadings, CudaAnswer, Library, LoaderDirectory, Package, read_box
+from gpubox.nvidia.driver import RunFileDriver
 from gpubox.nvidia.gpu_count import DeviceNode, Gpus
 from gpubox.specs.stack import stack_spec
 from tests.gpus import UVM_MAJOR, gpus_of
 
 ROOT = Path(__file__).resolve().parents[2]
-WANTED = DriverSettings(version="590.48.01", run="/models/nvidia.run", sha256="a" * 64)
+WANTED = RunFileDriver(version="590.48.01", run="/models/nvidia.run", sha256="a" * 64)
 LIBCUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so"
 GOOD = BoxReadings(
     system="ubuntu 24.04",
@@ -57,7 +57,6 @@ def proof_error(seen: BoxReadings) -> str:
 
 
 def test_a_good_box_proves() -> None:
-    userland.check_packages(GOOD)
     userland.check_module(WANTED, GOOD)
     userland.check_replaceable(WANTED, GOOD)
     userland.check_proof(WANTED, GOOD)
@@ -87,14 +86,6 @@ def test_only_libraries_of_exactly_that_version_are_installed_ones(libraries: tu
     assert "must be of 590.48.01 and nothing else" in proof_error(seen)
     with pytest.raises(RefusedError, match="bare-metal"):
         userland.check_replaceable(WANTED, replace(seen, container="none"))
-
-
-def test_h6_a_driver_from_apt_is_refused_by_name() -> None:
-    seen = replace(GOOD, driver_packages=("libnvidia-compute-580", "nvidia-utils-580"))
-    with pytest.raises(RefusedError, match="libnvidia-compute-580, nvidia-utils-580") as caught:
-        userland.check_packages(seen)
-    assert "apt-get purge libnvidia-compute-580 nvidia-utils-580" in caught.value.hint
-    userland.check_packages(replace(seen, container="none"))
 
 
 @pytest.mark.parametrize(
@@ -162,16 +153,10 @@ def test_a_driver_too_old_for_a_standby_stack() -> None:
         userland.check_stacks(WANTED.model_copy(update={"version": "575.64.03"}), stacks)
 
 
-def test_h6_unattended_upgrades_leave_the_driver_alone() -> None:
-    files = userland.protective_files()
-    for name in ("nvidia", "libnvidia", "libcuda", "cuda"):
-        assert f'"{name}";' in files[userland.UNATTENDED]
-    assert "Pin-Priority: -1\n" in files[userland.PREFERENCES]
-
-
 GPU_KEYS = ["pci_read", "pci_gpu", "driver_gpu", "device_node", "smi_gpu", "smi_ok", "smi_error"]
+BOX_KEYS = ["os", "driver", "driver_package", "libcuda", "loader_directory", "cuda", "cuda_package"]
 line = st.text(alphabet=st.characters(blacklist_characters="\n"), max_size=40)
-keys = st.sampled_from(["os", "driver", "libcuda", "loader_directory", "cuda", "cuda_package", *GPU_KEYS])
+keys = st.sampled_from([*BOX_KEYS, *GPU_KEYS])
 
 
 @given(st.dictionaries(keys, st.lists(line, max_size=4)))
@@ -236,8 +221,10 @@ printf '\\tlibcuda.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so\\n'
     "python3": 'echo \'{"init": 0, "devices": 2}\'',
     "dpkg-query": """
 case $* in
-  *libnvidia*) echo 'installed libnvidia-compute-580'; echo 'not-installed nvidia-driver'
-               echo 'installed nvidia-container-toolkit' ;;
+  *libnvidia*) echo 'installed install 580.159.04-0ubuntu1 libnvidia-compute-580'
+               echo 'not-installed unknown  nvidia-driver'
+               echo 'config-files deinstall 580.159.04-0ubuntu1 nvidia-utils-580'
+               echo 'half-configured install 580.159.04-0ubuntu1 nvidia-dkms-580-open' ;;
   *dkms*) echo 'installed dkms' ;;
   *nsight*) echo 'installed hold 13.0.1-1 cuda-toolkit-13-0'; echo 'config-files install 1 cuda-old' ;;
 esac
@@ -297,6 +284,7 @@ def test_the_script_reads_a_machine(tmp_path: Path) -> None:
             "etc/ld.so.conf.d/cuda.conf": "# /commented/compat\n /usr/local/cuda-13.0/compat/ # note\n",
             "etc/environment": 'PATH="/usr/bin"\nexport LD_LIBRARY_PATH="/opt/other:relative:/opt/none"\n',
             "opt/other/libcuda.so.1": "",
+            "usr/bin/nvidia-uninstall": "",
             "usr/local/cuda-13.0/bin/nvcc": "",
             "usr/local/cuda-12.8/README": "",
         },
@@ -318,7 +306,11 @@ def test_the_script_reads_a_machine(tmp_path: Path) -> None:
             LoaderDirectory("/etc/environment", "/opt/other"),
             LoaderDirectory("/etc/environment", "/opt/none"),
         ),
-        driver_packages=("libnvidia-compute-580",),
+        driver_packages=(
+            Package("install", "580.159.04-0ubuntu1", "libnvidia-compute-580"),
+            Package("half-configured", "580.159.04-0ubuntu1", "nvidia-dkms-580-open"),
+        ),
+        run_file=True,
         kernel_packages=("dkms",),
         cuda_packages=(("hold", "13.0.1-1", "cuda-toolkit-13-0"),),  # type: ignore[arg-type]
         toolkit_homes=("/usr/local/cuda-13.0",),
