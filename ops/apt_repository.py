@@ -49,7 +49,8 @@ def read_anew(place: Place, settings: RepositorySettings, judge: Judge, *, offli
     )
     yield Judged("LC_ALL=C", ours, "2>&1", judge=judge)
     if not settings.is_directory and not offline:
-        yield StringCommand(APT, "update")  # what the packages need of the system; its own warnings stay warnings
+        # What the packages need of the system: its own warnings stay warnings.
+        yield Judged("LC_ALL=C", APT, "update", "2>&1", judge=judge)
 
 
 def simulated_then_installed(words: Words, judge: Judge) -> Iterator[Any]:

@@ -145,7 +145,7 @@ class _Wanted(Strict):
 
 
 def _run_file_driver(settings: dict[str, Any]) -> RunFileDriver | None:
-    """None for a driver of packages: a directory of .debs or a mirror of its repository is what replaces the network."""
+    """None for a driver of packages: a mirror of its repository, or a directory of .debs, replaces the network."""
     if "driver" not in settings:
         return None
     wanted = validate(_Wanted, {"driver": settings["driver"]}, "group_data").driver

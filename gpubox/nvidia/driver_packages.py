@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gpubox.errors import GpuboxError, InputError, RefusedError
@@ -26,24 +25,25 @@ PLACE = Place(
 )
 UNATTENDED = "/etc/apt/apt.conf.d/52gpubox-driver"
 
-# Every name that a driver has in a repository; fnmatch patterns, as apt and dpkg-query take them. `cuda`, `cuda-13-0`
-# and `cuda-runtime-13-0` depend on the driver; the toolkit's own packages (cuda-nvcc-13-0, cuda-driver-dev-13-0,
-# libcublas-13-0) match nothing here.
-FAMILY = (
-    *("nvidia*", "libnvidia*", "libcuda*", "cuda-drivers*", "cuda-compat*", "firmware-nvidia*"),
-    "xserver-xorg-video-nvidia*",
+# Every name that a driver has in a repository; fnmatch patterns, as apt and dpkg-query take them. No regular
+# expressions: each costs every call of apt half a second and more of CPU, where Debian's lists are loaded.
+# `cuda`, `cuda-13-0` and `cuda-runtime-13-0` depend on the driver; the toolkit's own packages (cuda-nvcc-13-0,
+# cuda-driver-dev-13-0, libcublas-13-0) match nothing here.
+PARTS = ("nvidia*", "libnvidia*", "libcuda*", "firmware-nvidia*", "xserver-xorg-video-nvidia*")
+COMPAT = "cuda-compat*"  # for older drivers; first on the loader's path, error 803 (nvidia-container-toolkit#1084)
+FAMILY = (*PARTS, COMPAT, "cuda-drivers*")
+METAPACKAGES = ("cuda", "cuda-[0-9]*", "cuda-runtime-*", "cuda-demo-suite-*")
+
+# Of the closed modules, unless the name ends in -open. From 615 on some are empty packages that ask for the open ones;
+# they are refused too, as their names say the opposite of what they do.
+CLOSED = (
+    *("nvidia-kernel-dkms", "nvidia-kernel-source", "nvidia-dkms"),
+    *("nvidia-dkms-[0-9]*", "nvidia-kernel-source-[0-9]*", "cuda-drivers*"),
 )
-METAPACKAGES = ("cuda", "/^cuda-[0-9]+-[0-9]+$/", "cuda-runtime-*", "cuda-demo-suite-*")
-
-# Of the closed modules, as regular expressions that apt and Python read alike. From 615 on some are empty packages that
-# ask for the open ones; they are refused too, as their names say the opposite of what they do.
-CLOSED = ("^nvidia-kernel-(dkms|source)$", "^nvidia-(dkms|kernel-source)(-[0-9]+)?(-server)?$", "^cuda-drivers")
-# A library for older drivers than the toolkit's, first on the loader's path: error 803 (nvidia-container-toolkit#1084).
-COMPAT = "^cuda-compat-"
 # What builds modules, which a container has no kernel for.
-MODULES = ("^nvidia-.*dkms", "^nvidia-kernel-(open|source)", "^nvidia-open")
+MODULES = ("nvidia-*dkms*", "nvidia-kernel-source*", "nvidia-open*")
 
-# Of the driver's own version. What else matches the family has a life of its own: libnvidia-container1 1.19.0-1.
+# Of the driver's own version. What else matches has a life of its own: libnvidia-container1 1.19.0-1.
 _DRIVER_VERSION = re.compile(r"^\d{3}\.\d+(\.\d+)?-")
 
 
@@ -83,14 +83,16 @@ def wanted(driver: DriverSettings, system: str, *, modules: bool) -> tuple[str, 
 
 
 def is_driver(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in FAMILY)
+    return bool(matching([name], FAMILY))
+
+
+def is_closed(name: str) -> bool:
+    return bool(matching([name], CLOSED)) and not name.endswith("-open")
 
 
 def parts(packages: Iterable[Package]) -> list[Package]:
-    """Those of the installed packages that are a driver's, of any version. A compat library is none."""
-    return [
-        p for p in packages if is_driver(p.name) and _DRIVER_VERSION.match(p.version) and not re.match(COMPAT, p.name)
-    ]
+    """Those of the installed packages that are a driver's, of any version."""
+    return [p for p in packages if matching([p.name], PARTS) and _DRIVER_VERSION.match(p.version)]
 
 
 def names_of(packages: Iterable[Package]) -> str:
@@ -113,10 +115,13 @@ def protective_files(driver: DriverSettings | None, *, modules: bool) -> dict[st
     """
     never = _pin("No repository may bring a driver beside the one that is here.", (*FAMILY, *METAPACKAGES), -1)
     if isinstance(driver, PackagedDriver):
-        barred = [f"/{pattern}/" for pattern in (*CLOSED, COMPAT, *(() if modules else MODULES))]
-        why = "Closed modules, and what builds modules where there is no kernel." if not modules else "Closed modules."
-        exact = _pin("All of one driver, at one version.", FAMILY, 1001, f"version {driver.version}-*")
-        never = "\n".join([_pin(why, barred, -1), exact, never])
+        # A pattern cannot tell nvidia-dkms-590 from nvidia-dkms-590-open: apt's plan is looked at for those.
+        closed = [name for name in CLOSED if "*" not in name]
+        barred = _pin("The closed modules.", closed, -1)
+        if not modules:
+            barred = _pin("What builds modules, where there is no kernel.", MODULES, -1)
+        exact = _pin("All of one driver, at one version.", PARTS, 1001, f"version {driver.version}-*")
+        never = "\n".join([barred, exact, never])
     return {
         PLACE.preferences: "Explanation: Written by gpubox.\n" + never,
         UNATTENDED: "// Written by gpubox. Regular expressions, matched at the start of a package's name.\n"
@@ -166,7 +171,7 @@ def check_source(driver: DriverSettings, key: Key | None, found: Found) -> None:
 def _check_way(driver: DriverSettings, found: Found) -> None:
     """One driver has one source, and open modules. Raises RefusedError before the other way is begun."""
     there = parts(found.packages)
-    if compat := [package for package in found.packages if re.match(COMPAT, package.name)]:
+    if compat := [package for package in found.packages if matching([package.name], (COMPAT,))]:
         raise RefusedError(
             f"{names_of(compat)}: its libcuda is for older drivers, and may be found before the driver's own",
             hint=_purge(compat),
@@ -186,7 +191,7 @@ def _check_way(driver: DriverSettings, found: Found) -> None:
             hint="two sources of one driver end in a version mismatch. Keep it: give driver run and sha256. Replace "
             "it: stop what uses the GPUs, nvidia-uninstall --silent, deploy again",
         )
-    if closed := [package for package in there if is_closed(package.name)]:
+    if closed := [package for package in found.packages if is_closed(package.name)]:
         raise RefusedError(
             f"packages of the closed modules are installed: {names_of(closed)}",
             hint="only the open modules run a Blackwell GPU, and the two do not stand side by side: stop what uses the "
@@ -196,10 +201,6 @@ def _check_way(driver: DriverSettings, found: Found) -> None:
 
 def _purge(packages: Iterable[Package]) -> str:
     return f"apt-get purge --allow-change-held-packages {' '.join(package.name for package in packages)}"
-
-
-def is_closed(name: str) -> bool:
-    return any(re.match(pattern, name) for pattern in CLOSED)
 
 
 def problems(driver: DriverSettings, found: Found) -> list[str]:
@@ -214,15 +215,9 @@ def problems(driver: DriverSettings, found: Found) -> list[str]:
     installed = {package.name for package in there}
     absent = [f"package {name} is not installed" for name in names if name not in installed]
     half = [f"package {p.name} is {p.selection}" for p in there if p.selection not in ("install", "hold")]
-    return [
-        *absent,
-        *half,
-        *(
-            f"package {p.name} is of version {p.version}, {driver.version} is wanted"
-            for p in there
-            if not is_at(driver, p.version)
-        ),
-    ]
+    moved = [p for p in there if not is_at(driver, p.version)]
+    other = [f"package {p.name} is of version {p.version}, {driver.version} is wanted" for p in moved]
+    return [*absent, *half, *other]
 
 
 # --- what apt would do --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ KERNEL_PACKAGES = ("dkms", "linux-headers-*", "proxmox-headers-*", *KERNELS)
 _UNSIGNED = re.compile(
     r"NO_PUBKEY|is not signed|BADSIG|EXPKEYSIG|signatures? (were|was|are|is) invalid|SHA1|Missing key"
 )
+_TWO_KEYS = re.compile(r"Conflicting values set for option Signed-By regarding source (?P<source>\S+) .*")
 # apt-get --simulate: "Inst NAME [OLD] (NEW ORIGIN [ARCH])", "Remv NAME [OLD]".
 _STEP = re.compile(r"^(?P<action>Inst|Remv) (?P<name>[^\s:]+)\S*(?: \[[^\]]*\])?(?: \((?P<version>\S+))?", re.MULTILINE)
 
@@ -151,6 +152,13 @@ def matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 def explain(place: Place, output: str, command: str) -> GpuboxError:
     """What a failure of apt-get means when it is about the repository as such. `command`: what to try on the host."""
+    if conflict := _TWO_KEYS.search(output):
+        return RefusedError(
+            f"{place.who}: apt has {conflict['source']} twice, with two files for its key, and does nothing like that",
+            hint="take the other entry out of /etc/apt/sources.list.d (often cuda-*.list, of package cuda-keyring), "
+            "then deploy again",
+            detail=tail(output),
+        )
     if _UNSIGNED.search(output):
         return RefusedError(
             f"{place.who}: the repository's signature does not verify with {place.who}.key; nothing was installed",

@@ -23,7 +23,7 @@ from lab.settings import GATEWAY
 from tests.lab.apt_repository import Deb, Signer, make_repository, served
 from tests.lab.conftest import TestBoxes
 from tests.lab.driver_debs import driver
-from tests.lab.node_deploys import NodeDeploys, bare_node
+from tests.lab.node_deploys import NodeDeploys, bare_node, replaced
 
 OLDER, VERSION, NEWER = "590.44.01", "590.48.01", "595.58.03"
 DEPLOY = """
@@ -56,7 +56,9 @@ LIBRARIES = ["libcuda1", "libnvidia-ml1", "libnvidia-nvvm704", "nvidia-driver-cu
 HOST = [
     *("firmware-nvidia-gsp", *LIBRARIES, "nvidia-kernel-open-dkms", "nvidia-modprobe", "nvidia-persistenced"),
 ]
-UNATTENDED = 'Unattended-Upgrade::Origins-Pattern { "origin=gpubox-test"; };\n'
+UNATTENDED = (
+    '#clear Unattended-Upgrade::Origins-Pattern;\nUnattended-Upgrade::Origins-Pattern { "origin=gpubox-test"; };\n'
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,22 @@ def test_a_key_of_another_fingerprint_is_refused_before_anything_changes(node: D
     assert node.node.run("find /etc -type f -exec sha256sum {} + | sort").stdout == before
 
 
-def test_a_bare_node_and_its_container_get_it_and_a_second_run_changes_nothing(node: Deploys) -> None:
+def test_h5_a_module_that_does_not_build_ends_the_deploy_and_the_next_one_goes_on(node: Deploys) -> None:
+    """apt leaves the package half configured; that is no driver from a .run file. Nothing is rebooted or pinned."""
+    booted = node.boot_id()
+    node.node.run("apt-get install -y -qq --no-install-recommends dkms")
+    failing = (
+        '#!/bin/sh\ncase $1 in install) echo "Error! Bad return status" >&2; exit 10 ;; esac\nexec "$0.real" "$@"\n'
+    )
+    with replaced(node.node, "/usr/sbin/dkms", failing):
+        said = node.refused(node={"driver": node.packaged(), "allow_reboot": True})
+    assert "Bad return status" in said
+    assert f"iF  {VERSION}-1 nvidia-kernel-open-dkms" in installed(node.node)
+    assert node.boot_id() == booted
+    assert node.read("/etc/kernel/proxmox-boot-pin") == ""
+
+
+def test_node_and_container_get_it_and_a_second_run_changes_nothing(node: Deploys) -> None:
     """H4: the open modules; H6: every package on hold; nothing that builds modules in the container."""
     booted = node.boot_id()
     wanted = {"driver": node.packaged()}
@@ -153,7 +170,7 @@ def test_h6_a_newer_one_in_the_repository_moves_nothing(node: Deploys) -> None:
     hosts: list[Node | Guest] = [node.node, node.guest]
     for host in hosts:
         host.run("apt-get install -y -qq --no-install-recommends gpubox-harmless unattended-upgrades")
-        host.run(f"echo '{UNATTENDED}' >/etc/apt/apt.conf.d/99-test")
+        host.run(f"echo '{UNATTENDED}' >/etc/apt/apt.conf.d/99-test")  # nothing of Debian's is waited for
     node.offer(*offered(), *driver(VERSION, "2", newer=True), *driver(NEWER, newer=True), Deb("gpubox-harmless", "2"))
     for host in hosts:
         before = installed(host)
@@ -161,7 +178,8 @@ def test_h6_a_newer_one_in_the_repository_moves_nothing(node: Deploys) -> None:
         for verb in ("upgrade", "dist-upgrade"):
             planned = host.run(f"apt-get {verb} --simulate").stdout
             assert "Inst gpubox-harmless [1]" in planned
-            assert planned.count("Inst ") == planned.count("Inst gpubox-harmless"), planned
+            moved = [name for name in HOST if f"Inst {name} " in planned]
+            assert moved == [], planned
         host.run("unattended-upgrade")
         assert host.run("dpkg-query -W -f '${Version}' gpubox-harmless").stdout == "2"
         assert installed(host) == before

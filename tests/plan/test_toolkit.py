@@ -69,7 +69,7 @@ def test_both_toolkits_by_exact_version_after_a_simulation(
     result = planned(monkeypatch, cuda_toolkit, bare(), stage=StateStage.Prepare, toolkits=mirror)
     assert result.changing == [SYSTEM, FILES, INSTALL], "the key is not NVIDIA's, so it would stop at the first"
     ours, update, simulation, install = installs(result)
-    assert update.endswith("apt-get -q -y -o DPkg::Lock::Timeout=300 update")
+    assert update.endswith("apt-get -q -y -o DPkg::Lock::Timeout=300 update 2>&1")
     assert "sourcelist=/etc/apt/sources.list.d/gpubox-cuda.sources" in ours
     assert "APT::Update::Error-Mode=any" in ours
     for command in (simulation, install):

@@ -17,7 +17,8 @@ from gpubox.settings import Settings
 from gpubox.specs.plan import plan_box
 from ops.run_file import install_script
 from ops.userland import OPTIONS
-from roles import cuda_toolkit
+from roles import cuda_toolkit, proxmox_node
+from roles.box import rendered
 from roles.nvidia_userland import files, nvidia_userland
 from tests.plan.gpu_roles import DATA, ROOT, planned
 
@@ -255,6 +256,16 @@ def test_toolkits_beside_a_driver_from_apt_have_the_same_pins(monkeypatch: pytes
         theirs = {file.path: file.content for file in cuda_toolkit.files(plan, bare_metal=bare_metal)}
         assert own.items() <= theirs.items()
         assert "Pin: version 590.48.01-*" in own["/etc/apt/preferences.d/gpubox-driver"]
+
+
+@pytest.mark.parametrize("driver", [DRIVER, PACKAGED])
+def test_a_file_that_both_kinds_of_host_have_is_the_same_on_a_machine_that_is_both(driver: dict[str, str]) -> None:
+    """Bare metal gets a node's files and a box's; two that differ would be written anew by every deploy."""
+    settings = Settings.model_validate({**DATA, "driver": driver})
+    node = {file.path: file.content for file in proxmox_node.rendered(settings.driver)}
+    box = {file.path: file.content for file in [*rendered(settings), *files(settings, bare_metal=True)]}
+    assert {path for path in node.keys() & box.keys() if node[path] != box[path]} == set()
+    assert node.keys() & box.keys()
 
 
 # --- the install script, run for real with a .run file of our own ---

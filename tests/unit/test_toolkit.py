@@ -198,6 +198,12 @@ def test_kernel_packages_and_removals_in_apts_plan_are_refused() -> None:
             "is not available: NO_PUBKEY 1234\nE: The repository 'http://m/ InRelease' is not signed.\n",
             "signature does not verify",
         ),
+        (
+            "E: Conflicting values set for option Signed-By regarding source https://m/debian12/ /: "
+            "/usr/share/keyrings/cuda-archive-keyring.gpg != /etc/apt/keyrings/gpubox-863cc.asc\n"
+            "E: The list of sources could not be read.\n",
+            "apt has https://m/debian12/ twice, with two files for its key",
+        ),
         ("E: Could not get lock /var/lib/dpkg/lock-frontend\n", "apt-get failed"),
     ],
 )
