@@ -3,6 +3,7 @@
 ssh_user = "root"
 
 # NVIDIA's .run file: fetch it once, put it on the node, write its hash here. Your boxes use the same one.
+# Or from apt, with "repository" and "key" in the place of "run" and "sha256": docs/driver.md
 driver = {
     "version": "590.48.01",
     "run": "/root/NVIDIA-Linux-x86_64-590.48.01.run",

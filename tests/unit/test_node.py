@@ -396,6 +396,23 @@ def test_the_recorded_license_is_the_open_one() -> None:
     assert driver_installed(settings().driver, KERNEL, node(modules=(module,)))
 
 
+def test_h5_h6_no_reboot_while_a_package_of_the_driver_is_another_or_half_installed() -> None:
+    """Module, build and libcuda are right; what the other libraries are, the next boot would find out."""
+    wanted = settings(driver={"version": DRIVER, "repository": "/srv/driver"})
+    names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-modprobe", "nvidia-persistenced", "libcuda1")
+    right = tuple(Package("hold", f"{DRIVER}-1", name) for name in names)
+    seen = node(system="debian 13", driver_packages=right)
+    check_node(wanted, seen)
+    assert reboot_refusals(wanted, seen) == []
+    assert problems_in_service(wanted, seen) == []
+    for wrong in (right[4]._replace(version="590.44.01-1"), right[4]._replace(selection="half-configured")):
+        seen = node(system="debian 13", driver_packages=(*right[:4], wrong))
+        assert reboot_refusals(wanted, seen) == [
+            f"driver {DRIVER} (open) is not installed and built for kernel {KERNEL}"
+        ]
+        assert len(problems_in_service(wanted, seen)) == 1
+
+
 def test_built_for_is_exact() -> None:
     assert built_for(DRIVER, KERNEL, node())
     assert not built_for("590.48", KERNEL, node())
