@@ -33,7 +33,7 @@ from tests.checkpoints import model, write
 from tests.mirror import Fault, Mirror, mirror
 
 SHARD = "model-00002-of-00003.safetensors"
-HURRY = Patience(connect_s=2, stall_s=0.3, attempts=4, progress=10**9, backoff_s=0.01, backoff_limit_s=0.1)
+HURRY = Patience(connect_s=5, stall_s=1, attempts=4, progress=10**9, backoff_s=0.01, backoff_limit_s=0.1)
 FILES = model()
 
 
