@@ -2,6 +2,7 @@
 
 from pyinfra import host
 
+from connectors.keepalive import watch_connections
 from roles.box import box
 from roles.container import container
 from roles.cuda_toolkit import cuda_toolkit
@@ -12,6 +13,8 @@ from roles.proxmox_node import preflight_node, proxmox_node
 from roles.serve import releases, serve
 from roles.stacks import stacks
 from roles.tools import tools
+
+watch_connections()
 
 if "proxmox_nodes" in host.groups:
     proxmox_node(preflight_node())

@@ -2,6 +2,7 @@
 
 from pyinfra import host
 
+from connectors.keepalive import watch_connections
 from roles.box import box
 from roles.cuda_toolkit import cuda_toolkit
 from roles.nvidia_userland import nvidia_userland
@@ -9,6 +10,8 @@ from roles.preflight import preflight
 from roles.serve import releases
 from roles.stacks import stacks
 from roles.tools import tools
+
+watch_connections()
 
 if "gpu_boxes" in host.groups:
     plan = preflight(activates=False)

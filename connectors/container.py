@@ -11,6 +11,7 @@ from paramiko import Channel, SSHException
 from pyinfra.api import QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError
 
+from connectors.keepalive import WHAT_TO_DO, lost
 from connectors.node import Node
 
 # What sshd would give root; /etc/environment of the container is laid over it, as pam_env does.
@@ -74,19 +75,20 @@ class Container:
     def exit_status(self, channel: Channel) -> tuple[int, str]:
         """Waits for the end. The text is for a command whose end nobody saw, else empty."""
         code = channel.recv_exit_status()
-        transport = channel.get_transport()
-        if code == -1 and not (transport and transport.is_active()):
-            return code, f"the ssh connection to node {self._node.name} was lost; the command may still be running"
+        if code == -1 and not _is_connected(channel):
+            return code, f"{lost(f'node {self._node.name}')}; what to do: {WHAT_TO_DO}"
         return code, ""
 
     def stopped_under(self, code: int, stderr: str) -> bool:
-        """Whether a command failed because the container no longer runs."""
+        """Whether a command failed because the container no longer runs. Of a node that is gone, nobody knows."""
+        if self._session is not None and not _is_connected(self._session):
+            return False
         if self._session is not None and (code == -1 or code > 128 or stderr.startswith("lxc-attach: ")):
             self._session.status_event.wait(1)  # had the container stopped, the news of its session is on the way
         try:
             return not self.is_running()
         except (SSHException, OSError):
-            return False  # the node is gone, and nobody knows
+            return False
 
     def _attach(self, command: StringCommand, *, wrap: bool) -> StringCommand:
         if wrap:
@@ -140,6 +142,11 @@ class Container:
             inside.append(line)
         channel.close()
         return False
+
+
+def _is_connected(channel: Channel) -> bool:
+    transport = channel.get_transport()
+    return bool(transport and transport.is_active())
 
 
 def variables_of(lines: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,8 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import State
 from pyinfra.connectors.ssh import SSHConnector
 
-KEEPALIVE_S = 30  # a node that went away without a word is noticed while a long command prints nothing
+from connectors.keepalive import keep_watch
+
 OPEN_S = 30  # paramiko's own limit for opening a channel is an hour
 ATTEMPTS = 8
 
@@ -57,8 +58,8 @@ class Node:
         ssh = SSHConnector(self._state, self._owner)
         ssh.connect()
         assert ssh.client is not None
+        keep_watch(ssh)
         transport = _transport(ssh.client)
-        transport.set_keepalive(KEEPALIVE_S)
         if isinstance(transport.sock, socket.socket):
             # Without it every command waits 40 ms: Nagle holds a small packet back for an acknowledgement that is late.
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,6 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,6 +116,15 @@ class PctNode:
     def cut(self) -> None:
         """Drop every connection."""
         self._process.send_signal(signal.SIGUSR1)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Its kernel still acknowledges what arrives, and nobody answers: as sshd of a machine that hangs."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
 
 class Connection(paramiko.ServerInterface):
