@@ -70,13 +70,15 @@ class Settings(BaseModel):
 
 def load_settings(data: Mapping[str, Any], host: str) -> Settings:
     """The settings of a box in pyinfra's host data. Raises InputError naming `host`."""
-    return validate(Settings, _ours(data), f"host {host}")
+    return validate(Settings, _ours(data, NodeSettings, Settings), f"host {host}")
 
 
 def load_node_settings(data: Mapping[str, Any], host: str) -> NodeSettings:
     """The settings of a node in pyinfra's host data. Raises InputError naming `host`."""
-    return validate(NodeSettings, _ours(data), f"host {host}")
+    return validate(NodeSettings, _ours(data, Settings, NodeSettings), f"host {host}")
 
 
-def _ours(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if not key.startswith(PYINFRA_PREFIXES)}
+def _ours(data: Mapping[str, Any], other: type[BaseModel], own: type[BaseModel]) -> dict[str, Any]:
+    """Without pyinfra's keys, and those of the `other` kind of host: `--data key=value` goes to every host of a run."""
+    foreign = other.model_fields.keys() - own.model_fields.keys()
+    return {key: value for key, value in data.items() if key not in foreign and not key.startswith(PYINFRA_PREFIXES)}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubox.errors import InputError
-from gpubox.settings import Settings, load_settings
+from gpubox.settings import Settings, load_node_settings, load_settings
 from gpubox.specs.server import check_environment, load_server
 
 REPO = Path(__file__).resolve().parents[2]
@@ -34,6 +34,16 @@ def profile_problem(tmp_path: Path, old: str, new: str) -> str:
 def test_pyinfra_keys_are_not_ours() -> None:
     settings = load_settings({**GOOD, "ssh_user": "root", "_sudo": True}, "box1")
     assert settings == Settings(stack="cuda128", server="smollm2")
+
+
+def test_a_key_of_the_other_kind_of_host_is_left_to_it() -> None:
+    """`--data key=value` reaches nodes and boxes alike; a key of neither is refused on both."""
+    assert load_settings({**GOOD, "allow_reboot": True}, "box1") == Settings(stack="cuda128", server="smollm2")
+    driver = {"version": "590.48.01", "run": "/root/driver.run", "sha256": "0" * 64}
+    assert load_node_settings({**GOOD, "driver": driver}, "pve1").driver.version == "590.48.01"
+    for load in (load_settings, load_node_settings):
+        with pytest.raises(InputError, match="unknown key 'stak'"):
+            load({**GOOD, "driver": driver, "stak": "cuda128"}, "host1")
 
 
 def test_unknown_setting_suggests_the_nearest() -> None:
