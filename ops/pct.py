@@ -58,10 +58,22 @@ if [ "$got" != {sha512} ]; then
 fi
 """
 
-WAIT = """
-echo "CT {vmid} is being created: waiting for that to end"
-flock -w 600 {lock} true || {{ echo "CT {vmid} is still being created after 10 minutes" >&2; exit 1; }}
+# In a session of its own, with its output in a file, so that the loss of this connection does not reach it: a worker of
+# PVE dies at its next line once nobody reads (PVE::RESTEnvironment, fork_worker: SIGPIPE is DEFAULT), and what it then
+# leaves has a whole configuration without a lock, and no first set-up inside.
+CREATE = """
+mkdir -p /run/gpubox && : >{log} || exit 1
+setsid {command} </dev/null >{log} 2>&1 &
+tail -n +1 -s 0.3 -f --pid=$! {log}
+wait $!
 """
+
+WAIT = """
+echo "CT {vmid} is being {what}: waiting for that to end"
+flock -w 600 {lock} true || {{ echo "CT {vmid} is still being {what} after 10 minutes" >&2; exit 1; }}
+cat {log} 2>/dev/null || true
+"""
+CREATION_LOG = "/run/gpubox/create-{vmid}.log"
 
 # Under the lock that PVE's own programs take, and as they write: a whole file beside, then a rename.
 WRITE = """
@@ -139,11 +151,17 @@ def template_stored(target: Target) -> Iterator[Any]:
 
 @operation()
 def container_present(target: Target) -> Iterator[Any]:
-    """The container exists. One that PVE is creating just now (an ssh connection was lost) is waited for."""
+    """The container exists. One that PVE is creating just now (an ssh connection was lost) is waited for.
+
+    Its lock goes from the configuration before its first set-up, so any program that works on it is waited for.
+    """
     node = node_state()
     seen = node.container(target.vmid)
-    if seen.config is not None and seen.config.lock == "create" and seen.held:
-        yield PveCommand(target.vmid, "sh", "-c", WAIT.format(vmid=target.vmid, lock=_lock(target.vmid)))
+    if seen.held and (seen.config is None or seen.config.lock in ("create", None)):
+        what = "worked on" if seen.config is not None and seen.config.lock is None else "created"
+        log = CREATION_LOG.format(vmid=target.vmid)
+        wait = WAIT.format(vmid=target.vmid, what=what, lock=_lock(target.vmid), log=log)
+        yield PveCommand(target.vmid, "sh", "-c", wait)
         node = read_node_state()
         seen = node.container(target.vmid)
     if seen.config is not None and seen.config.lock != "create":
@@ -160,7 +178,8 @@ def container_present(target: Target) -> Iterator[Any]:
     arguments = create_arguments(target.vmid, target.settings, node.gpus.wanted_minors)
     options = arguments[3:]
     _show([f"+ {key.removeprefix('--')}: {value}" for key, value in zip(options[::2], options[1::2], strict=True)])
-    yield PveCommand(target.vmid, "pct", *arguments)
+    command = CREATE.format(command=shlex.join(["pct", *arguments]), log=CREATION_LOG.format(vmid=target.vmid))
+    yield PveCommand(target.vmid, "sh", "-c", command)
 
 
 @operation()

@@ -114,7 +114,7 @@ def test_from_nothing(deployed: Callable[..., Done]) -> None:
         "Container | CT 101: driver file",
     ]
     assert "pveam download local debian-12-standard_12.12-1_amd64.tar.zst" in done.commands[0]
-    assert done.commands[1] == "pct " + " ".join(create_arguments(VMID, SETTINGS, [0]))
+    assert "setsid pct " + " ".join(create_arguments(VMID, SETTINGS, [0])) in done.commands[1]
     assert base64.b64decode(done.stdin[2]).decode() == CREATED + RAW
     assert done.commands[3] == "pct start 101"
     assert "pct exec 101 -- systemctl is-system-running --wait" in done.commands[4]
@@ -204,6 +204,14 @@ def test_a_creation_that_still_goes_on_is_waited_for(deployed: Callable[..., Don
     creating = node(ContainerState(raw=b"lock: create\n", held=True))
     done = deployed(creating, creating, CONVERGED)
     assert "flock -w 600 /run/lock/lxc/pve-config-101.lock" in done.commands[0]
+    assert done.failures == []
+
+
+def test_a_creation_in_its_last_steps_is_waited_for_too(deployed: Callable[..., Done]) -> None:
+    """PVE takes its lock from the configuration before the first set-up inside."""
+    ending = node(ContainerState(raw=(CREATED + RAW).encode(), held=True))
+    done = deployed(ending, ending, CONVERGED)
+    assert "CT 101 is being worked on: waiting" in done.commands[0]
     assert done.failures == []
 
 
