@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +100,16 @@ class Box:
     def cut_internet(self) -> None:
         """The box can open no connection beyond the lab; ssh into it still works. Outlives a boot of the box."""
         network.cut_internet(address(self.name))
+
+    @contextmanager
+    def silenced_ssh(self) -> Iterator[None]:
+        """Within the block ssh packets vanish, those of open connections too, and nobody is told; `run` still works."""
+        pid = run("lxc-info", "-n", self.container, "-pH").stdout.strip()
+        network.silence_ssh(pid)
+        try:
+            yield
+        finally:
+            network.restore_ssh(pid)
 
     def restore_network(self) -> None:
         """Undo both cuts; returns when sshd of a running box answers (the kernel takes seconds to look it up again)."""

@@ -33,6 +33,21 @@ table inet {NFT_TABLE} {{
 }}
 """
 
+# In a host's own network: sshd's packets vanish both ways, so neither side is told that the other is gone.
+SILENCE_TABLE = "gpubox_lab_silence"
+SILENCE = f"""
+table inet {SILENCE_TABLE} {{
+    chain input {{
+        type filter hook input priority filter; policy accept;
+        tcp dport 22 drop
+    }}
+    chain output {{
+        type filter hook output priority filter; policy accept;
+        tcp sport 22 drop
+    }}
+}}
+"""
+
 
 def is_up() -> bool:
     return bridge_exists() and table_exists()
@@ -81,6 +96,15 @@ def restore_internet(where: IPv4Address) -> None:
     listed = run("nft", "list", "set", "inet", NFT_TABLE, "cut").stdout
     if str(where) in listed.replace(",", " ").split():
         run("nft", "delete", "element", "inet", NFT_TABLE, "cut", f"{{ {where} }}")
+
+
+def silence_ssh(pid: str) -> None:
+    """Drop ssh in the network of the process `pid`."""
+    run("nsenter", "--net", "--target", pid, "nft", "-f", "-", text=SILENCE)
+
+
+def restore_ssh(pid: str) -> None:
+    run("nsenter", "--net", "--target", pid, "nft", "delete", "table", "inet", SILENCE_TABLE)
 
 
 def cut_network(name: str) -> None:

@@ -18,6 +18,7 @@ from gpubox.errors import GpuboxError
 from gpubox.settings import Settings
 from gpubox.specs.plan import BoxPlan, plan_box
 from lab.boxes import Box
+from lab.node import Guest
 from lab.question import ask
 from lab.settings import REPOSITORY
 from tests.lab.waiting import wait_for
@@ -32,6 +33,7 @@ COPIED = [
     "ops",
     "facts",
     "templates",
+    "templates_node",
     "tools",
     "gpubox",
     "lab",
@@ -121,9 +123,9 @@ class DrillRepository:
 
 @dataclass
 class Drill:
-    """One box and the repository that is deployed to it."""
+    """One box, or container of a node, and the repository that is deployed to it."""
 
-    box: Box
+    box: Box | Guest
     repository: DrillRepository
 
     def prepare(self) -> None:

@@ -6,9 +6,9 @@ import json
 import os
 import runpy
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,17 +22,26 @@ from tests.lab.conftest import KEEP, TestBoxes
 
 NODE = "testnode1"
 VMID = 101
-BOX = f"@pct/{NODE}/{VMID}"
 WHEELS = "/usr/share/gpubox-lab/after-create.d/20-wheel-cache"  # links thousands of files, which no test here needs
 TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class NodeDeploys:
-    """`pyinfra --limit NODE`: the roles proxmox_node and container, and nothing of the box."""
+    """`pyinfra --limit NODE`: the roles proxmox_node and container, and nothing of the box.
+
+    `root`: the repository that is deployed. `of_the_box`: values of the box beside its container.
+    """
 
     node: Node
     directory: Path
+    root: Path = REPOSITORY
+    of_the_box: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def box(self) -> str:
+        """`--limit` with it, and the box is deployed to as well."""
+        return f"@pct/{self.node.name}/{VMID}"
 
     @property
     def guest(self) -> Guest:
@@ -45,10 +54,18 @@ class NodeDeploys:
         (_, of_node), (_, of_box) = values["proxmox_nodes"][0], values["gpu_boxes"][0]
         groups = runpy.run_path(str(REPOSITORY / "inventories/group_data/proxmox_nodes.py"))
         nodes = [(self.node.name, {**of_node, "driver": groups["driver"], **(node or {})})]
-        boxes = [] if container is None else [(BOX, {**of_box, "container": {**of_box["container"], **container}})]
+        boxes = []
+        if container is not None:
+            made = {**of_box["container"], **container}
+            boxes = [(self.box, {**of_box, **self.of_the_box, "container": made})]
         file = self.directory / "hosts.py"
         file.write_text(f"proxmox_nodes = {nodes!r}\ngpu_boxes = {boxes!r}\n")
         return file
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where and with which modules pyinfra runs."""
+        return {"cwd": self.root, "env": os.environ | {"PYTHONPATH": str(self.root)}}
 
     def command(self, *arguments: str, **values: dict[str, Any] | None) -> list[str]:
         program, _lab, *rest = controller.command("deploy.py", "-y", "--limit", self.node.name, *arguments)
@@ -65,7 +82,7 @@ class NodeDeploys:
         """A deploy that the block watches, kills or waits for."""
         with subprocess.Popen(
             self.command(*arguments, **values),
-            cwd=REPOSITORY,
+            **self.place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,9 +93,9 @@ class NodeDeploys:
             finally:
                 process.kill()
 
-    def converges(self, **values: dict[str, Any] | None) -> str:
+    def converges(self, *arguments: str, **values: dict[str, Any] | None) -> str:
         """Deploy with success; what it said."""
-        done = self.deploy(**values)
+        done = self.deploy(*arguments, **values)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
@@ -89,11 +106,11 @@ class NodeDeploys:
         assert "Traceback" not in done.stdout, done.stdout
         return done.stdout
 
-    def changes(self, **values: dict[str, Any] | None) -> list[str]:
+    def changes(self, *arguments: str, **values: dict[str, Any] | None) -> list[str]:
         """The operations that changed something in a deploy that succeeds."""
         done = subprocess.run(
-            self.command("--json", **values),
-            cwd=REPOSITORY,
+            self.command("--json", *arguments, **values),
+            **self.place,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -120,18 +137,21 @@ class NodeDeploys:
 
 
 @contextmanager
-def bare_node(lab: TestBoxes, directory: Path) -> Iterator[NodeDeploys]:
-    """A node as Proxmox's installer leaves it, and gone afterwards: other modules want it bare as well."""
+def bare_node(lab: TestBoxes, directory: Path, name: str = NODE, **fields: Any) -> Iterator[NodeDeploys]:
+    """A node as Proxmox's installer leaves it, and gone afterwards: other modules want it bare as well.
+
+    `fields`: of NodeDeploys.
+    """
     if not KEEP:
-        Lab.down([NODE])
-    (node,) = lab.up(NODE)
+        Lab.down([name])
+    (node,) = lab.up(name)
     assert isinstance(node, Node)
     node.run(f"chmod -x {WHEELS}")
     try:
-        yield NodeDeploys(node, directory)
+        yield NodeDeploys(node, directory, **fields)
     finally:
         if not KEEP:
-            Lab.down([NODE])
+            Lab.down([name])
 
 
 @contextmanager
