@@ -64,6 +64,11 @@ def toolkit(cuda: str, version: str, nvcc: str, *, also: str = "") -> list[Deb]:
     return [Deb(f"cuda-toolkit-{dashed}", version, depends), part]
 
 
+# What the committed stacks declare, with the version that each nvcc prints by home.
+BOTH_TOOLKITS = [*toolkit("13.0", "13.0.1-1", "13.0.88-1"), *toolkit("12.8", "12.8.1-1", "12.8.93-1")]
+NVCC = {"/usr/local/cuda-13.0": "13.0.88-1", "/usr/local/cuda-12.8": "12.8.93-1"}
+
+
 class Signer:
     """A GnuPG key of its own; `fingerprint` and the public key are what an operator would get."""
 
@@ -121,6 +126,20 @@ def served(directory: Path, address: str) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=10)
+
+
+@contextmanager
+def toolkit_settings(directory: Path, debs: list[Deb], address: str) -> Iterator[dict[str, str]]:
+    """`toolkits` of a box: a repository of `debs` and its key, made in `directory` and served until the block ends."""
+    signer = Signer(directory / "gnupg")
+    try:
+        make_repository(directory / "repository", debs, signer)
+        key = directory / "key.asc"
+        key.write_bytes(signer.public_key)
+        with served(directory / "repository", address) as url:
+            yield {"repository": url, "key": str(key), "fingerprint": signer.fingerprint}
+    finally:
+        signer.close()
 
 
 def _entry(deb: Path) -> str:

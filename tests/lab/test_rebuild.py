@@ -7,6 +7,7 @@ the lab's stand-ins (docs/lab-node.md); systemd, LXC, ssh, wheels and model are 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from lab.boxes import Lab, host
 from lab.controller import pyinfra
 from lab.node import Guest, Node
 from lab.question import ask, endpoint
+from lab.settings import GATEWAY
 from lab.shell import Completed
+from tests.lab.apt_repository import BOTH_TOOLKITS, NVCC, toolkit_settings
 from tests.lab.conftest import TestBoxes
 from tests.lab.waiting import wait_for
 
@@ -24,6 +27,20 @@ REPO = Path(__file__).resolve().parents[2]
 NODE, OTHER = "testnode2", "test3"
 BOX = f"@pct/{NODE}/101"
 NEW, OLD = "cuda130-next", "cuda128"
+DATA: list[str] = []  # of every deploy here; the fixture `toolkits` fills it
+CUDA_HOME = {NEW: "/usr/local/cuda-13.0", OLD: "/usr/local/cuda-12.8"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toolkits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both toolkits, from a small signed repository, in every deploy of this module: empty but for an nvcc each."""
+    with toolkit_settings(tmp_path_factory.mktemp("toolkits"), BOTH_TOOLKITS, str(GATEWAY)) as settings:
+        DATA[:] = ["--data", f"toolkits={json.dumps(settings)}"]
+        yield
+
+
+def run(names: list[str], *arguments: str) -> Completed:
+    return pyinfra(names, *arguments, *DATA)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +54,7 @@ def bare(lab: TestBoxes) -> Node:
 @pytest.fixture(scope="module")
 def served(bare: Node) -> Guest:
     """The container of a node that was bare before; its wheels are kept for the next box."""
-    done = pyinfra([NODE], "deploy.py", "-y")
+    done = run([NODE], "deploy.py", "-y")
     assert done.returncode == 0, done.stdout + done.stderr
     Lab.save_cache(NODE)
     return bare.guest(101)
@@ -58,6 +75,17 @@ def stack_served(box: Guest) -> str:
     return command.split("/opt/gpubox/stacks/")[1].split("/")[0].rsplit("-", 1)[0]
 
 
+def check_served(box: Guest, stack: str) -> None:
+    """The box answers from that stack, whose process has the CUDA_HOME of that stack, with its toolkit there."""
+    assert "Paris" in answer(box)
+    assert stack_served(box) == stack
+    pid = status(box)["main_pid"]
+    environment = box.run(f"tr '\\0' '\\n' < /proc/{pid}/environ").stdout.splitlines()
+    home = CUDA_HOME[stack]
+    assert [line for line in environment if line.startswith("CUDA_HOME=")] == [f"CUDA_HOME={home}"]
+    assert box.run(f"{home}/bin/nvcc").stdout.strip() == NVCC[home]
+
+
 def changes(text: str) -> list[str]:
     """The operations that changed something or failed, from `--json`."""
     results = json.loads(text)["results"]
@@ -67,20 +95,20 @@ def changes(text: str) -> list[str]:
 
 
 def again() -> list[str]:
-    done = pyinfra([NODE], "deploy.py", "-y", "--json")
+    done = run([NODE], "deploy.py", "-y", "--json")
     assert done.returncode == 0, done.stderr
     return changes(done.stdout)
 
 
 def refused(*arguments: str) -> str:
     """What a deploy says that must not succeed."""
-    done: Completed = pyinfra([NODE], "deploy.py", "-y", *arguments)
+    done = run([NODE], "deploy.py", "-y", *arguments)
     assert done.returncode != 0, done.stderr
-    return str(done.stderr)
+    return done.stderr
 
 
 def test_a_dry_run_on_a_bare_node_shows_it_all_and_changes_nothing(bare: Node) -> None:
-    planned = pyinfra([NODE], "deploy.py", "--dry")
+    planned = run([NODE], "deploy.py", "--dry")
     assert planned.returncode == 0, planned.stderr
     steps = ["Node | Driver", "CT 101: present", "CT 101: running", "Nodes are done", "Stack cuda130-next", "Activate"]
     places = [planned.stderr.rindex(step) for step in steps]
@@ -98,8 +126,7 @@ def test_the_argument_tables_are_those_of_the_engines_on_the_box(served: Guest) 
 
 
 def test_the_real_engine_answers_from_the_new_stack(served: Guest) -> None:
-    assert "Paris" in answer(served)
-    assert stack_served(served) == NEW
+    check_served(served, NEW)
     assert status(served)["overlay"] == "cpu"
 
 
@@ -115,14 +142,12 @@ def test_the_second_deploy_changes_and_restarts_nothing_on_node_and_box(served: 
 def test_rollback_without_a_network_and_forward_again(served: Guest) -> None:
     served.cut_internet()
     try:
-        back = pyinfra([NODE], "rollback.py", "-y", "--data", f"stack={OLD}", "--limit", BOX)
+        back = run([NODE], "rollback.py", "-y", "--data", f"stack={OLD}", "--limit", BOX)
         assert back.returncode == 0, back.stdout + back.stderr
-        assert "Paris" in answer(served)
-        assert stack_served(served) == OLD
-        forward = pyinfra([NODE], "rollback.py", "-y", "--limit", BOX)
+        check_served(served, OLD)
+        forward = run([NODE], "rollback.py", "-y", "--limit", BOX)
         assert forward.returncode == 0, forward.stdout + forward.stderr
-        assert "Paris" in answer(served)
-        assert stack_served(served) == NEW
+        check_served(served, NEW)
     finally:
         served.restore_internet()
     assert served.run("gpubox verify --deep", check=False).returncode == 0
@@ -133,7 +158,7 @@ def test_rollback_without_a_network_and_forward_again(served: Guest) -> None:
 def test_two_boxes_from_one_commit_are_equal(lab: TestBoxes, served: Guest) -> None:
     """Byte-equal stack.json and release.json of both stacks: in a container on a node, and on a box of its own."""
     (other,) = lab.up(OTHER)
-    done = pyinfra([OTHER], "prepare.py", "-y")
+    done = run([OTHER], "prepare.py", "-y")
     assert done.returncode == 0, done.stdout + done.stderr
     records = "cd /opt/gpubox && sha256sum stacks/*/stack.json releases/*/*"
     first, second = served.run(records).stdout, other.run(records).stdout
@@ -175,7 +200,7 @@ def test_a_node_that_lost_power_serves_again_with_nobodys_help(served: Guest) ->
     node.hard_stop()
     node.start()
     wait_for(lambda: answers(served), 300, "the server to answer after the node's boot")
-    assert stack_served(served) == NEW
+    check_served(served, NEW)
     shown = "systemctl show -p ActiveEnterTimestampMonotonic --value"
     devices, guests = (
         int(node.run(f"{shown} {unit}").stdout) for unit in ("gpubox-nvidia-devices.service", "pve-guests.service")

@@ -15,7 +15,7 @@ import pytest
 from lab.boxes import Box
 from lab.settings import GATEWAY, KNOWN_HOSTS, REPOSITORY, SSH_KEY
 from lab.shell import Completed
-from tests.lab.apt_repository import Deb, Signer, make_repository, served, sign, toolkit
+from tests.lab.apt_repository import BOTH_TOOLKITS, Deb, Signer, make_repository, served, sign, toolkit
 
 DEPLOY = """
 from pyinfra import host
@@ -31,8 +31,7 @@ cuda_toolkit(plan)
 SETTINGS = {"stack": "cuda130-next", "standby_stacks": ["cuda128"], "server": "smollm2", "python": "3.11"}
 # 13.0.2 is there too, and newer: it must not be taken.
 TOOLKITS = [
-    *toolkit("13.0", "13.0.1-1", "13.0.88-1"),
-    *toolkit("12.8", "12.8.1-1", "12.8.93-1"),
+    *BOTH_TOOLKITS,
     Deb("cuda-toolkit-13-0", "13.0.2-1", "cuda-nvcc-13-0 (>= 13.0.88-1)"),
     Deb("libcuda1", "590.48.01-1"),
     Deb("cuda-drivers", "590.48.01-1", "libcuda1"),
