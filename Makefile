@@ -40,7 +40,7 @@ test-integration: venv ## real ssh and real pyinfra against stubs of LXC and PVE
 	$(PYTEST) -n 2 tests/integration
 
 test-lab: venv ## tests in real containers (root)
-	$(AS_ROOT) $(PYTEST) tests/lab
+	$(AS_ROOT) $(PYTEST) -n 2 --no-loadscope-reorder tests/lab
 
 lint: venv ## ruff: rules and format
 	$(PYTHON) -m ruff check .

@@ -132,8 +132,11 @@ class Box:
         """The tarball that `create` unpacks, built if need be."""
         return ensure_image()
 
-    def create(self, image: Path) -> None:
-        """Unpack the image and fill in what makes this box itself. Has its final name only when complete."""
+    def create(self, image: Path, *, wheels: bool) -> None:
+        """Unpack the image and fill in what makes this box itself. Has its final name only when complete.
+
+        `wheels`: with the lab's wheels, which are a hundred thousand links to make, and to remove one day.
+        """
         building = self.directory / "rootfs.building"
         remove_tree(self.directory)
         unpack(image, building)
@@ -144,24 +147,29 @@ class Box:
         machine.carry_into(building)
         keys.make_host_key(building)
         self._furnish(building)
+        if wheels:
+            uv_cache.link_into(self._wheels_below(building))
         building.rename(self.rootfs)
 
     def wheel_roots(self) -> list[Path]:
         """File systems, seen from this machine, in which deploys have fetched wheels."""
         return [self.rootfs]
 
-    def destroy(self) -> None:
-        """Stop and remove the box, whatever state it is in."""
+    def discard(self) -> None:
+        """Stop the box, whatever state it is in, and put its files aside for Lab.sweep, which takes no time."""
         if self.directory.exists():
             self.hard_stop()
-            remove_tree(self.directory)
+            self.directory.rename(LXC_ROOT / f".{self.container}-{time.time_ns()}")
         lxc_lock(self.container).unlink(missing_ok=True)
         if network.table_exists():
             network.restore_network(self.name)
 
     def _furnish(self, root: Path) -> None:
-        """Add what a box has beyond the image, to the file system below `root`."""
-        uv_cache.seed(root)
+        """Add what this kind of box has beyond the image, to the file system below `root`."""
+
+    def _wheels_below(self, root: Path) -> Path:
+        """Where deploys look for wheels that were fetched before."""
+        return uv_cache.cache_below(root)
 
     def _write_config(self) -> None:
         lines = self._config()

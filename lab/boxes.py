@@ -10,7 +10,7 @@ from lab.box import Box
 from lab.mounts import remove_tree
 from lab.node import Node
 from lab.progress import step
-from lab.settings import CACHE, HOST_NUMBERS, NODES, RUNTIME, UV_CACHE, address
+from lab.settings import CACHE, HOST_NUMBERS, LXC_ROOT, NODES, RUNTIME, UV_CACHE, address, discarded
 
 __all__ = ["Box", "Lab", "host"]
 
@@ -29,8 +29,11 @@ class Lab:
         return [box for box in map(host, HOST_NUMBERS) if box.directory.exists()]
 
     @staticmethod
-    def up(names: Iterable[str]) -> list[Box]:
-        """Bring up the boxes `names`. What exists already is kept; what was half-made is made anew."""
+    def up(names: Iterable[str], *, wheels: bool = True) -> list[Box]:
+        """Bring up the boxes `names`. What exists already is kept; what was half-made is made anew.
+
+        `wheels`: a box that is made now gets the lab's wheels.
+        """
         boxes = [host(name) for name in names]
         for box in boxes:
             address(box.name)  # refuses an unknown name before anything is made
@@ -42,7 +45,7 @@ class Lab:
                 network.ensure_network()
                 keys.ensure_key()
             for box in boxes:
-                Lab._up_one(box, images[box.name])
+                Lab._up_one(box, images[box.name], wheels=wheels)
         return boxes
 
     @staticmethod
@@ -51,11 +54,17 @@ class Lab:
 
         `purge` also removes the image and the shared uv cache.
         """
+        Lab.discard(names, purge=purge)
+        Lab.sweep()
+
+    @staticmethod
+    def discard(names: Iterable[str] | None = None, *, purge: bool = False) -> None:
+        """`down`, but for the files of the boxes, which are many: those are put aside for `sweep`."""
         machine.require_root()
         with machine.exclusive():
             for box in Lab.boxes() if names is None else [host(name) for name in names]:
                 with step(f"{box.name}: destroying"):
-                    box.destroy()
+                    box.discard()
             if Lab.boxes():
                 return
             with step("removing bridge, nftables table, ssh key"):
@@ -68,6 +77,15 @@ class Lab:
                     remove_tree(CACHE)
 
     @staticmethod
+    def sweep() -> None:
+        """Remove the files of discarded boxes. Boxes may come and go meanwhile; another sweep is waited for."""
+        machine.require_root()
+        if discarded():
+            with machine.locked(LXC_ROOT), step("removing files of destroyed boxes"):
+                for directory in discarded():
+                    remove_tree(directory)
+
+    @staticmethod
     def save_cache(name: str) -> None:
         """Keep the wheels that the box `name` has fetched for later boxes. Nothing may install in the box meanwhile."""
         machine.require_root()
@@ -76,10 +94,10 @@ class Lab:
                 uv_cache.save(root)
 
     @staticmethod
-    def _up_one(box: Box, image: Path) -> None:
+    def _up_one(box: Box, image: Path, *, wheels: bool) -> None:
         if not box.exists():
-            with step(f"{box.name}: unpacking the image, linking the wheel cache"):
-                box.create(image)
+            with step(f"{box.name}: unpacking the image{', linking the wheel cache' if wheels else ''}"):
+                box.create(image, wheels=wheels)
         keys.authorize(box.rootfs, box.address)
         with step(f"{box.name}: booting"):
             box.start()

@@ -54,7 +54,14 @@ def require_root() -> None:
 def exclusive() -> Iterator[None]:
     """One change of the lab at a time. The lock is held on the cache directory itself, so that it leaves no file."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(CACHE, os.O_RDONLY | os.O_DIRECTORY)
+    with locked(CACHE):
+        yield
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One holder at a time; says so when it waits."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

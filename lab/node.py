@@ -39,14 +39,18 @@ class Node(Box):
         """Of the privileged containers: what one with shifted ids has fetched belongs to ids of its own."""
         return [root for root in sorted(self.rootfs.glob("rpool/data/subvol-*")) if root.stat().st_uid == 0]
 
-    def destroy(self) -> None:
+    def discard(self) -> None:
         if network.table_exists():
             for guest in map(self.guest, VMIDS):
                 network.restore_internet(guest.address)
-        super().destroy()
+        super().discard()
 
     def _furnish(self, root: Path) -> None:
         node_setup.furnish(root, self.name)
+
+    def _wheels_below(self, root: Path) -> Path:
+        """From here the node's privileged containers get theirs (pve/hooks)."""
+        return root / node_setup.SHARE / "uv"
 
     def _config(self) -> list[tuple[str, object]]:
         """The bridge inside has the node's address, so LXC gives none to the interface."""

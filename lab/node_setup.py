@@ -1,4 +1,4 @@
-"""What makes the node image one node: stand-in programs and units, /etc/pve, the bridge, the template, the wheels."""
+"""What makes the node image one node: stand-in programs and units, /etc/pve, the bridge, the template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from gpubox.errors import GpuboxError
-from lab import driver_run, image, node_packages, uv_cache
+from lab import driver_run, image, node_packages
 from lab.settings import GATEWAY, SUBNET, address, hardware_address
 from lab.shell import run
 
@@ -70,7 +70,6 @@ def furnish(root: Path, name: str) -> None:
     run("chroot", root, "update-grub")
     _offer_template(root)
     _offer_driver(root)
-    uv_cache.link_into(root / SHARE / "uv")
 
 
 def interfaces(name: str) -> str:

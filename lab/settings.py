@@ -59,6 +59,11 @@ def interface(name: str) -> str:
     return f"{CONTAINER_PREFIX}{address(name).packed[-1]}"
 
 
+def discarded() -> list[Path]:
+    """What is left of boxes that are gone: their files, still to be removed."""
+    return sorted(LXC_ROOT.glob(f".{CONTAINER_PREFIX}*"))
+
+
 def lxc_lock(container: str) -> Path:
     """A file that LXC makes for each container name and does not remove with the container."""
     return Path("/run/lxc/lock") / LXC_ROOT.relative_to("/") / f".{container}"

@@ -22,11 +22,6 @@ def cache_below(root: Path) -> Path:
     return root / IN_BOX.relative_to("/")
 
 
-def seed(root: Path) -> None:
-    """Link the shared cache into the box whose file system is `root`."""
-    link_into(cache_below(root))
-
-
 def link_into(target: Path) -> None:
     """Link the shared cache into the directory `target`."""
     target.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 from lab import controller
-from lab.boxes import Lab
 from lab.node import Guest, Node
 from lab.settings import REPOSITORY
 from lab.shell import Completed
-from tests.lab.conftest import KEEP, TestBoxes
+from tests.lab.conftest import TestBoxes
 
 NODE = "testnode1"
 VMID = 101
-WHEELS = "/usr/share/gpubox-lab/after-create.d/20-wheel-cache"  # links thousands of files, which no test here needs
 TIMEOUT_S = 300
 
 
@@ -142,16 +140,13 @@ def bare_node(lab: TestBoxes, directory: Path, name: str = NODE, **fields: Any) 
 
     `fields`: of NodeDeploys.
     """
-    if not KEEP:
-        Lab.down([name])
+    lab.down(name)
     (node,) = lab.up(name)
     assert isinstance(node, Node)
-    node.run(f"chmod -x {WHEELS}")
     try:
         yield NodeDeploys(node, directory, **fields)
     finally:
-        if not KEEP:
-            Lab.down([name])
+        lab.down(name)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gpubox.errors import GpuboxError, InputError
 from lab import network, uv_cache
 from lab.boxes import Box, Lab
 from lab.controller import pyinfra
-from lab.settings import HOST_NUMBERS, KNOWN_HOSTS, SSH_KEY, interface
+from lab.settings import HOST_NUMBERS, KNOWN_HOSTS, SSH_KEY, discarded, interface
 
 SMALL_WHEEL = "iniconfig==2.0.0"
 FETCH_FROM_A_MIRROR = "curl -sS -m 5 -o /dev/null $(apt-get indextargets --format '$(REPO_URI)' | head -1)"
@@ -143,7 +143,7 @@ def test_wheel_cache_is_shared_by_links(lab, box: Box, monkeypatch: pytest.Monke
     Lab.save_cache(box.name)
     assert inodes(shared) == first, "saving again changes nothing"
 
-    other = lab.up("test2")[0]
+    (other,) = lab.up("test2", wheels=True)
     seeded = inodes(uv_cache.cache_below(other.rootfs))
     assert seeded == first, "seeding links, it does not copy"
     other.cut_internet()
@@ -165,7 +165,7 @@ def test_up_again_keeps_the_box(lab, box: Box) -> None:
 
 
 def test_a_half_made_box_is_made_anew_and_down_leaves_nothing_of_it(lab, box: Box) -> None:
-    half = Box("test3")
+    half = Box("test2")
     lab.names.add(half.name)
     (half.directory / "rootfs.building/etc").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", half.directory / "rootfs.building/etc"], check=True)
@@ -174,6 +174,7 @@ def test_a_half_made_box_is_made_anew_and_down_leaves_nothing_of_it(lab, box: Bo
     half.limit_disk("/opt/small", 8)
     Lab.down([half.name])
     assert not half.directory.exists()
+    assert not [path for path in discarded() if half.container in path.name], "and nothing of it elsewhere"
     assert not Path(f"/sys/class/net/{interface(half.name)}").exists()
     assert str(half.directory) not in Path("/proc/mounts").read_text()
     assert network.is_up(), "the other boxes keep their network"

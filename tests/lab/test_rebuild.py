@@ -44,11 +44,12 @@ def run(names: list[str], *arguments: str) -> Completed:
 
 
 @pytest.fixture(scope="module")
-def bare(lab: TestBoxes) -> Node:
-    lab.up(NODE)
+def bare(lab: TestBoxes) -> Iterator[Node]:
+    lab.up(NODE, wheels=True)
     node = host(NODE)
     assert isinstance(node, Node)
-    return node
+    yield node
+    lab.down(NODE)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_rollback_without_a_network_and_forward_again(served: Guest) -> None:
 
 def test_two_boxes_from_one_commit_are_equal(lab: TestBoxes, served: Guest) -> None:
     """Byte-equal stack.json and release.json of both stacks: in a container on a node, and on a box of its own."""
-    (other,) = lab.up(OTHER)
+    (other,) = lab.up(OTHER, wheels=True)
     done = run([OTHER], "prepare.py", "-y")
     assert done.returncode == 0, done.stdout + done.stderr
     records = "cd /opt/gpubox && sha256sum stacks/*/stack.json releases/*/*"
@@ -165,6 +166,7 @@ def test_two_boxes_from_one_commit_are_equal(lab: TestBoxes, served: Guest) -> N
     assert first == second
     assert first.count("stack.json") == 2
     assert first.count("release.json") == 2
+    lab.down(OTHER)
 
 
 def test_a_module_of_another_version_stops_the_box(served: Guest) -> None:
