@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from lab import image, keys, network, node_setup
+from lab import image, keys, machine, network, node_setup
 from lab.box import Box
 from lab.settings import VMIDS, guest_address
 from lab.shell import Completed
@@ -82,7 +82,8 @@ class Guest:
 
     def authorize(self) -> None:
         """Let the lab's key into the container and know its host key, for ssh from this machine."""
-        keys.authorize(self.rootfs, str(self.address))
+        with machine.exclusive():  # one file of known host keys for all
+            keys.authorize(self.rootfs, str(self.address))
 
     def cut_internet(self) -> None:
         """It can open no connection beyond the lab; ssh into it still works."""
