@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 from gpubox.errors import InputError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
+_PASSWORD = re.compile(r"(\w://[^/\s:@'\"]*:)[^/\s'\"]*@")
 Model = TypeVar("Model", bound=BaseModel)
 VARIANT = "variant:"  # begins the tag of each form that a value may have; pydantic puts it among the keys of an error
 
@@ -91,7 +93,12 @@ def _problem(model: type[BaseModel], data: Mapping[str, Any], item: dict[str, An
         return f"unknown key {key!r}", nearest(str(item["loc"][-1]), known) if known else "remove it"
     if item["type"] == "missing":
         return f"key {key!r} is missing", "add it; docs/ has a page for each file with an example"
-    return f"{key} = {item['input']!r}: {item['msg']}", f"allowed: {_allowed(item)}"
+    return without_passwords(f"{key} = {item['input']!r}: {item['msg']}"), f"allowed: {_allowed(item)}"
+
+
+def without_passwords(text: str) -> str:
+    """`text` with the password of every address in it hidden: what is refused is shown, and logs are kept."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 def _allowed(item: dict[str, Any]) -> str:

@@ -151,3 +151,11 @@ def test_hostile_toml_is_an_input_error(tmp_path: Path, text: str) -> None:
 def test_infinite_deadlines_are_refused(tmp_path: Path) -> None:
     text = profile_problem(tmp_path, "ready_deadline_s = 900", "ready_deadline_s = inf")
     assert "probes.ready_deadline_s" in text
+
+
+def test_a_password_in_a_refused_address_is_not_shown() -> None:
+    indexes = {"pytorch": "https://user:s3cr3t@example.org/whl"}
+    with pytest.raises(InputError) as caught:
+        load_settings({**GOOD, "indexes": indexes}, "box1")
+    assert "s3cr3t" not in str(caught.value)
+    assert "https://user:***@example.org/whl" in str(caught.value)
