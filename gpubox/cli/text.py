@@ -19,6 +19,7 @@ def show_status(seen: Status) -> None:
         ("running", None if seen.running == seen.current else str(seen.running)),
         ("model", f"{seen.served_model_name} at {seen.address}" if seen.address else None),
         ("overlay", f"{seen.overlay} (not a production box)" if seen.overlay else None),
+        ("overrides", "; ".join(f"{rule}: {reason}" for rule, reason in seen.overrides.items())),
         ("last", _last(seen.last) if seen.last else None),
         ("lock", seen.lock),
         ("activating", f"{seen.activation.to_release}: {seen.activation.step} since {seen.activation.since}"

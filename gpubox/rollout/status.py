@@ -42,6 +42,7 @@ class Status(BaseModel):
     activation: Progress | None
     interrupted: str | None
     overlay: str | None
+    overrides: dict[str, str] = {}
     advice: str
 
 
@@ -94,6 +95,7 @@ def status(box: Box) -> Status:
         activation=box.progress() if busy else None,
         interrupted=pending.to_release if pending and not busy else None,
         overlay=release.overlay if release else None,
+        overrides=release.overrides if release else {},
         advice="",
     )
     return seen.model_copy(update={"advice": _advice(seen, active=state.active == "active")})
