@@ -145,10 +145,13 @@ def kernel_links(name: str, site_packages: Path, paths: list[str], major: int | 
 
 
 def check_runtimes(name: str, site_packages: Path, major: int) -> None:
-    """Raises ProofError when a wheel, whatever its name, brought CUDA's own libraries of another major than `major`."""
+    """Raises ProofError when a wheel, whatever its name, brought CUDA's own libraries of another major than `major`.
+
+    Not CUPTI: triton's wheels bring CUDA 12's, in a directory of its own, for its profiler, also those for CUDA 13.
+    """
     for path in shared_libraries(site_packages):
         other = cuda_library_major(path.name)
-        if other is not None and other != major:
+        if other is not None and other != major and not path.name.startswith("libcupti.so."):
             raise ProofError(
                 f"{name}: not of CUDA {major}: {path.relative_to(site_packages)} is CUDA {other}'s",
                 hint="find the wheel that brings it (grep its RECORD) and name it in excludes.txt, then lock again",

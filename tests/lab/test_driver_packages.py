@@ -61,7 +61,7 @@ UNATTENDED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deploys(NodeDeploys):
     """Node and container, both with `driver`; nothing else of the box."""
 
@@ -113,7 +113,7 @@ def node(lab: TestBoxes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
     make_repository(directory / "repository", offered(), signer)
     try:
         with bare_node(lab, directory) as bare, served(directory / "repository", str(GATEWAY)) as url:
-            yield Deploys(bare.node, directory, signer, url)
+            yield Deploys(bare.node, directory, signer=signer, url=url)
     finally:
         signer.close()
 

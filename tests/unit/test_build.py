@@ -271,6 +271,13 @@ def test_h16_cuda_of_another_major_under_a_neutral_name(box: Box, shop: Workshop
     assert box.names() == []
 
 
+def test_the_profiler_that_triton_brings_is_of_no_stack(box: Box, shop: Workshop) -> None:
+    """triton 3.6.0, which torch 2.11 for CUDA 13 needs, holds triton/backends/nvidia/lib/cupti/libcupti.so.12."""
+    shop.wheel("helpers-of-many-gpus", "1.0", {"helpers/cupti/libcupti.so.12": b"any bytes"})
+    box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
+    assert box.names() != []
+
+
 ARTEFACT = """
 [[unproved]]
 name = "kernels"
