@@ -29,13 +29,14 @@ from gpubox.build.install import (
     obtain_artefacts,
 )
 from gpubox.build.libcuda_standin import STANDIN, build_standin, driver_symbols, refuse_on_nvidia_host
-from gpubox.build.patches import apply_patches
+from gpubox.build.patches import PATCHES, apply_patches, patch_record, read_patches
 from gpubox.build.proof import Proved, prove
 from gpubox.build.uv_errors import disk_full
 from gpubox.canonical import canonical_json
 from gpubox.errors import InputError
 from gpubox.files import sync_directory
 from gpubox.layout import Layout
+from gpubox.specs.patch import Patch
 from gpubox.specs.spec import LOCK, read_spec
 from gpubox.specs.stack import StackBuild, StackSpec, locked_packages
 
@@ -95,19 +96,22 @@ def _build(job: Job) -> None:
         # Each step is proved before the next may cover up what it did.
         _prove(spec, work, report, after_engine=False)
         install_engine(job, engine)
-    apply_patches([work / "patches" / name for name in spec.build.patches], _site_packages(spec, work))
+    patches = read_patches(work / PATCHES, spec.build.patches)
+    for name in apply_patches(patches, _site_packages(spec, work)):
+        report(f"applied {name}")
     proved = _prove(spec, work, report)
     (work / "venv" / ".lock").unlink(missing_ok=True)  # uv's, writable by everybody
-    (work / RECORD).write_bytes(stack_record(spec, proved, symbols))
+    (work / RECORD).write_bytes(stack_record(spec, proved, symbols, patches))
 
 
-def stack_record(spec: StackSpec, proved: Proved, standin_symbols: list[str]) -> bytes:
+def stack_record(spec: StackSpec, proved: Proved, standin_symbols: list[str], patches: list[Patch]) -> bytes:
     """stack.json: what was proved. Equal on every box that built this spec: no times, names of hosts, or paths."""
     return canonical_json(
         {
             "schema_version": 1,
             "id": spec.id,
             "spec": spec.build.model_dump(mode="json"),
+            "patches": patch_record(patches),
             "proved": dataclasses.asdict(proved),
             "libcuda_standin": standin_symbols,
         }

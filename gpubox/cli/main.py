@@ -54,6 +54,7 @@ GROUPS = {
     "collectives": "gpubox.cli.collectives",
     "draft": "gpubox.cli.draft",
     "model": "gpubox.cli.build",
+    "patches": "gpubox.cli.patches",
     "release": "gpubox.cli.build",
     "stack": "gpubox.cli.build",
     "weights": "gpubox.cli.weights",

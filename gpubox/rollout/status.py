@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from gpubox.build.patches import drifted
 from gpubox.errors import GpuboxError
 from gpubox.rollout.activation import Box, Progress
 from gpubox.rollout.history import Entry
@@ -133,7 +134,7 @@ def verify(box: Box, release_id: str, *, deep: bool) -> list[str]:
 
 
 def stack_problems(stack: Path) -> list[str]:
-    """Distributions that the lock names and the venv lacks, or the other way round."""
+    """Distributions that the lock names and the venv lacks, or the other way round; patched files that changed."""
     python = _python_of(stack)
     if python is None:
         return [f"{stack}: its venv is gone"]
@@ -144,9 +145,8 @@ def stack_problems(stack: Path) -> list[str]:
         for name, version in expected.items()
         if found.get(name) != version
     ]
-    return problems + [
-        f"{stack.name}: {name} {found[name]} is not in the lock" for name in found.keys() - expected.keys()
-    ]
+    problems += [f"{stack.name}: {name} {found[name]} is not in the lock" for name in found.keys() - expected.keys()]
+    return problems + [f"{stack.name}: {text}" for text in drifted(stack / "stack.json", python / "site-packages")]
 
 
 def locked_versions(stack: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from gpubox.errors import InputError
 from gpubox.specs.artefacts import ARTEFACTS, Pinned, load_artefacts, pins, read_pins, render_pins
 from gpubox.specs.lockfile import Lock, parse_lock
+from gpubox.specs.patch import check_chain, check_distributions, read_patch
 from gpubox.specs.server import check_environment
 from gpubox.specs.spec import LOCK, Build, FileName, Spec, hashes, render_spec
 from gpubox.specs.stack_rules import check_lock
@@ -150,7 +151,11 @@ def stack_spec(directory: Path, python: str, overlay: Overlay | None) -> StackSp
         inputs[ARTEFACTS] = render_pins(pins(artefacts))
     if any(artefact.kind == "source" for artefact in artefacts.all):
         inputs[BUILD_LOCK] = _read(directory / BUILD_LOCK)
-    check_lock(stack, artefacts, parse_lock(inputs[LOCK].decode(), str(directory / LOCK)), python)
+    lock = parse_lock(inputs[LOCK].decode(), str(directory / LOCK))
+    check_lock(stack, artefacts, lock, python)
+    patches = [read_patch(name, inputs[f"patches/{name}"]) for name in stack.patches]
+    check_chain(patches)
+    check_distributions(patches, lock.expected(python), str(directory / LOCK))
     build = StackBuild(
         name=stack.name,
         python=python,

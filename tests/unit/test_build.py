@@ -13,18 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpubox.build.builder import build_stack
 from gpubox.build.install import Sources, progress_of
-from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
+from gpubox.cli.main import main
+from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError, RefusedError
 from gpubox.layout import Layout
+from gpubox.rollout.status import stack_problems
 from gpubox.specs.artefacts import RepublishedError
 from gpubox.specs.stack import load_overlay
 from tests.unit.index import Index, serving
+from tests.unit.patching import patch_text, sha
 from tests.unit.wheels import PYTHON, Workshop, library
 
 REPO = Path(__file__).resolve().parents[2]
 SITE = Path("venv", "lib", f"python{PYTHON}", "site-packages")
+ORIGINAL, CHANGED = "VALUE = 1\n", "VALUE = 2\n"
 IMPORTS = '[proof]\nimports = ["engine", "helper"]\n'
 CUDA = """
 [cuda]
@@ -186,11 +191,40 @@ def test_a_damaged_spec_builds_nothing(box: Box, shop: Workshop) -> None:
 
 
 def test_a_patch_changes_one_stack_and_not_the_cache(box: Box, shop: Workshop) -> None:
-    patch = "--- a/helper.py\n+++ b/helper.py\n@@ -1 +1 @@\n-VALUE = 1\n+VALUE = 'patched'\n"
+    new = "VALUE = 'patched'\n"
+    patch = patch_text({"helper.py": ("VALUE = 1\n", new)})
     plain = box.build(shop.upload(shop.stack("plain")))
     patched = box.build(shop.upload(shop.stack("patched", patches={"value.patch": patch})))
     assert run_in(patched, "import engine; print(engine.VALUE)") == "patched"
     assert run_in(plain, "import engine; print(engine.VALUE)") == "1"
+    record = json.loads((patched / "stack.json").read_bytes())
+    assert record["patches"] == [{"name": "value.patch", "files": {"helper.py": sha(new)}}]
+    assert json.loads((plain / "stack.json").read_bytes())["patches"] == []
+
+
+def test_a_patch_for_other_bytes_ends_the_build(box: Box, shop: Workshop) -> None:
+    patch = patch_text({"helper.py": ("VALUE = 7\n", "VALUE = 8\n")})
+    with pytest.raises(RefusedError, match=r"value\.patch: helper\.py has sha256 \w+, neither"):
+        box.build(shop.upload(shop.stack(patches={"value.patch": patch})))
+    assert box.names() == []
+
+
+def test_a_patched_stack_that_changed_on_disk_is_told(
+    box: Box, shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = patch_text({"helper.py": (ORIGINAL, CHANGED)})
+    stack = box.build(shop.upload(shop.stack(patches={"value.patch": patch})))
+    monkeypatch.setattr("gpubox.cli.patches.Layout", lambda: box.layout)
+    assert stack_problems(stack) == []
+    applied = CliRunner().invoke(main, ["patches", "check", "small"])
+    assert (applied.exit_code, applied.output) == (0, "value.patch: applied\n  helper.py: applied\n")
+    (stack / SITE / "helper.py").unlink()
+    (stack / SITE / "helper.py").write_text(ORIGINAL)
+    assert stack_problems(stack) == [
+        f"{stack.name}: helper.py is {sha(ORIGINAL)}, after value.patch it was {sha(CHANGED)}"
+    ]
+    reverted = CliRunner().invoke(main, ["patches", "check", stack.name])
+    assert (reverted.exit_code, reverted.output) == (5, "value.patch: applicable\n  helper.py: applicable\n")
 
 
 @pytest.fixture

@@ -44,7 +44,9 @@ def test_the_real_stacks_render(name: str, python: str) -> None:
     assert plain.id.startswith(f"{name}-")
     assert plain.id != lab.id
     assert plain == stack_spec(REPO / "stacks" / name, python, None)
-    assert set(plain.files) == {"spec.json", "requirements.lock"}
+    patches = {f"patches/{name}" for name in plain.build.patches}
+    assert set(plain.files) == {"spec.json", "requirements.lock"} | patches
+    assert bool(patches) == (name == "cuda128")
     assert plain.build.inputs["requirements.lock"] == sha256_hex(plain.files["requirements.lock"])
 
 
@@ -67,20 +69,19 @@ def test_only_what_decides_the_stack_changes_its_id(stack: Path) -> None:
     changed_toolkit = stack_spec(stack, "3.11", None).id
     edit(stack, "[engine]", 'environment = { NCCL_DEBUG = "INFO" }\n[engine]')
     changed_environment = stack_spec(stack, "3.11", None).id
-    edit(stack, "[engine]", 'patches = ["a.patch"]\n[engine]')
-    (stack / "patches").mkdir()
-    (stack / "patches" / "a.patch").write_text("one")
-    one = stack_spec(stack, "3.11", None).id
-    (stack / "patches" / "a.patch").write_text("two")
-    two = stack_spec(stack, "3.11", None).id
-    assert len({before, changed_lock, changed_toolkit, changed_environment, one, two}) == 6
+    patch = stack / "patches" / "01-kimi-k25-eagle3-hooks.patch"
+    patch.write_text(patch.read_text().replace("on CPU", "on a CPU"))
+    other_words = stack_spec(stack, "3.11", None).id
+    edit(stack, '    "01-kimi-k25-eagle3-hooks.patch",\n', "")
+    without = stack_spec(stack, "3.11", None).id
+    assert len({before, changed_lock, changed_toolkit, changed_environment, other_words, without}) == 6
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("min_driver", "min_drivr", "unknown key 'cuda.min_drivr'"),
-        ("[engine]", "patchs = []\n[engine]", "did you mean 'patches'?"),
+        ("patches = [", "patchs = [", "did you mean 'patches'?"),
         ('pythons = ["3.11", "3.12"]', "pythons = [3.11]", "pythons.0 = 3.11"),
         ('pythons = ["3.11", "3.12"]', 'pythons = ["3"]', "pythons.0 = '3'"),
         ('pythons = ["3.11", "3.12"]', "pythons = []", "pythons = []"),
@@ -89,8 +90,8 @@ def test_only_what_decides_the_stack_changes_its_id(stack: Path) -> None:
         ('version = "0.5.9"', 'version = "0.5.10"', "holds sglang 0.5.9"),
         ('["sgl-kernel"]', '["sgl-kernels"]', "does not hold 'sgl-kernels'"),
         ('"sgl_kernel"', '"sgl-kernel"', "proof.imports.1 = 'sgl-kernel'"),
-        ("[engine]", 'patches = ["../x"]\n[engine]', "patches.0 = '../x'"),
-        ("[engine]", 'patches = ["x.patch"]\n[engine]', "patches/x.patch: No such file"),
+        ("01-kimi-k25-eagle3-hooks.patch", "../x", "patches.0 = '../x'"),
+        ("01-kimi-k25-eagle3-hooks.patch", "x.patch", "patches/x.patch: No such file"),
         ("[engine]", 'environment = { "A B" = "1" }\n[engine]', "'A B' is not an environment variable name"),
         ("[engine]", "[engine", "not valid TOML"),
     ],
@@ -101,6 +102,18 @@ def test_bad_values_name_file_key_and_value(stack: Path, old: str, new: str, say
     assert says in text
     assert str(stack) in text
     assert "what to do" in text or "not valid TOML" in text
+
+
+def test_patches_are_checked_before_anything_is_uploaded(stack: Path) -> None:
+    edit(stack, '"sglang==0.5.9"', '"sglang==0.5.8"', "patches/01-kimi-k25-eagle3-hooks.patch")
+    assert "holds sglang 0.5.9, 01-kimi-k25-eagle3-hooks.patch is for 0.5.8" in problem(stack)
+    edit(stack, "@@ -", "@@ ", "patches/01-kimi-k25-eagle3-hooks.patch")
+    assert "01-kimi-k25-eagle3-hooks.patch:" in problem(stack)
+    edit(stack, '    "01-kimi-k25-eagle3-hooks.patch",\n    "02-allreduce-fusion-sm120.patch",\n', "")
+    edit(stack, '    "05-aux-capture-after-fused-allreduce.patch",\n', "")
+    edit(stack, "patches = [", 'patches = [\n    "05-aux-capture-after-fused-allreduce.patch",')
+    edit(stack, '    "07-', '    "02-allreduce-fusion-sm120.patch",\n    "07-')
+    assert "02-allreduce-fusion-sm120.patch: applies to another sglang/srt/layers/communicator.py" in problem(stack)
 
 
 def test_a_lock_with_the_other_cuda_is_refused_before_any_download(stack: Path) -> None:
