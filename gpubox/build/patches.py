@@ -161,8 +161,8 @@ def _write_all(name: str, tree: Path, new: Mapping[str, bytes | None]) -> None:
             _put(tree / path, data)
             old[path] = before
     except OSError as error:
-        for path, before in old.items():
-            _put(tree / path, before)
+        for written, before in old.items():
+            _put(tree / written, before)
         raise GpuboxError(
             f"{name}: {path}: {error.strerror}", hint="correct that and run again; this patch changed nothing"
         ) from None
