@@ -16,6 +16,7 @@ from gpubox.canonical import sha256_hex
 from gpubox.errors import BrokenError, GpuboxError, InputError, ProofError
 from gpubox.layout import Layout
 from gpubox.specs.stack import stack_spec
+from tests.unit.patching import HEADER, patch_text
 from tests.unit.wheels import PYTHON, Workshop
 
 COMMIT = "a1" * 20
@@ -122,8 +123,9 @@ def test_an_engine_is_built_from_its_source_and_proved_as_any_other(yard: Yard) 
 
 
 def test_a_patch_applies_to_the_engine_that_was_built(yard: Yard) -> None:
-    diff = "--- a/engine/__init__.py\n+++ b/engine/__init__.py\n@@ -1,2 +1,2 @@\n import helper\n"
-    stack = yard.build(yard.stack(patch=f"{diff}-VALUE = helper.VALUE\n+VALUE = 7\n"))
+    old, new = "import helper\nVALUE = helper.VALUE\n", "import helper\nVALUE = 7\n"
+    top = HEADER.replace("helper==2.0", "engine==1.2.dev3")
+    stack = yard.build(yard.stack(patch=patch_text({"engine/__init__.py": (old, new)}, top)))
     assert "VALUE = 7" in (stack / SITE / "engine" / "__init__.py").read_text()
 
 

@@ -19,6 +19,7 @@ from gpubox.layout import Layout
 from gpubox.specs.stack_rules import installable_tags
 from gpubox.specs.wheelhouse import gathered_for, read_manifests
 from tests.unit.index import Index, serving
+from tests.unit.patching import HEADER, patch_text
 from tests.unit.wheels import PYTHON, Workshop
 
 ARTEFACT = """
@@ -31,7 +32,8 @@ index = "ours"
 sha256 = "{sha256}"
 source = "somebody"
 """
-PATCH = "--- a/helper.py\n+++ b/helper.py\n@@ -1 +1 @@\n-VALUE = 1\n+VALUE = 2\n"
+TOP = HEADER.replace("helper==2.0", "helper==1.0")
+PATCH = patch_text({"helper.py": ("VALUE = 1\n", "VALUE = 2\n")}, TOP)
 
 
 @dataclass
@@ -182,7 +184,9 @@ def test_somebody_elses_files_are_used_when_right_and_never_removed(site: Site) 
     (site.house / "notes.txt").write_text("mine")
     (site.house / "helper-1.0-py3-none-any.whl").write_bytes(site.index.files["helper-1.0-py3-none-any.whl"])
     assert "(4 new)" in site.gather().output
-    (site.root / "stacks/small/patches/value.patch").write_text(PATCH.replace("2", "3"))
+    (site.root / "stacks/small/patches/value.patch").write_text(
+        patch_text({"helper.py": ("VALUE = 1\n", "VALUE = 3\n")}, TOP)
+    )
     site.gather()
     assert json.loads(site.run("prune", "--json").stdout)["files"] == []
     gone = site.run("prune", "--forget", "small", "--yes")
