@@ -17,7 +17,7 @@ _CAUSES: tuple[tuple[str, type[GpuboxError], str, str], ...] = (
         "apt install python{0}, or lock and deploy the stack for the Python that this system has",
     ),
     (
-        r"(\S+) was not found in the cache|(?s:was not found.*network was disabled)",
+        r"(\S+) was not found in the cache|was not found.*network was disabled",
         GpuboxError,
         "{0} is not in the cache of this box, and no network is to be used",
         "give a directory that holds the wheels with --wheelhouse, or run once without --offline",
@@ -57,8 +57,9 @@ def explain_uv_failure(what: str, output: str, *, free_bytes: int) -> GpuboxErro
         return _other_hash(what, mismatch[1], output, detail)
     if "No space left on device" in output:
         return disk_full(what, free_bytes, detail)
+    flat = " ".join(output.split())  # uv breaks its sentences into lines
     for pattern, error, message, hint in _CAUSES:
-        match = re.search(pattern, output)
+        match = re.search(pattern, flat)
         if match:
             subject = match[1] or "a package"
             return error(f"{what}: {message.format(subject)}", hint=hint.format(subject), detail=detail)

@@ -300,7 +300,7 @@ def test_disk_full_while_building(drill: Drill) -> None:
         ({"keep_releases": "many"}, "keep_releases = 'many'"),
         ({"stack": "cuda999"}, "stack = 'cuda999': there is no"),
         ({"server": "nothing"}, "server = 'nothing': there is no"),
-        ({"server": "no-context"}, "engine.context_length = 0"),
+        ({"server": "no-context"}, "engine.context_length: is 0"),
         ({"server": "no-model"}, "no config.json there"),
         ({"server": "busy-port"}, "port = 31000 is in use"),
         ({"python": '"3.19"'}, "not locked for Python 3.19"),

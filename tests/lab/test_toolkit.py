@@ -22,7 +22,8 @@ from pyinfra import host
 from facts.box import Question, look_at
 from gpubox.specs.plan import plan_box
 from gpubox.settings import load_settings
-from roles.cuda_toolkit import ROOT, cuda_toolkit, files
+from roles.cuda_toolkit import cuda_toolkit, files
+from roles.keys import ROOT
 
 plan = plan_box(ROOT, load_settings(host.data.dict(), host.name))
 look_at(Question(plan.settings, (), tuple(file.path for file in files(plan)), plan.server.port, ""))
