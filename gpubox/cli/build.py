@@ -70,7 +70,7 @@ def locked(layout: Layout, what: str, job: str | None) -> ExitStack:
         BoxLock(layout.state / "lock").held(job or "somebody", what, anchor=session_anchor(), keep=job is not None)
     )
     if note:
-        click.echo(note)
+        click.echo(note, err=True)  # standard output may be JSON
     return stack
 
 

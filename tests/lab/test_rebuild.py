@@ -140,6 +140,26 @@ def test_the_second_deploy_changes_and_restarts_nothing_on_node_and_box(served: 
     assert served.node.run("cat /proc/sys/kernel/random/boot_id").stdout == booted
 
 
+def test_two_ranks_of_the_stacks_own_torch_sum_up(served: Guest) -> None:
+    """gloo, beside the running server: on GPUs an activation does it, with NCCL, before anything is loaded."""
+    done = json.loads(served.run("gpubox collectives check --ranks 2 --json").stdout)
+    assert done["failure"] is None
+    (group,) = done["groups"]
+    assert group["devices"] == [0, 1]
+    assert group["library"].startswith("gloo of torch 2.11")
+
+
+def test_a_sweep_of_the_real_engine_by_its_own_load_generator(served: Guest) -> None:
+    sweep = "gpubox bench sweep --json --concurrency 2 --repeats 1 --output-tokens 8 --requests-per-stream 2"
+    cell = json.loads(served.run(sweep).stdout)
+    assert cell["invalid"] == []
+    assert cell["measured"]["requests"] == 4
+    assert cell["measured"]["output_tokens"] == 32
+    assert cell["work"]["max_running_requests"] == 16, "the limit that the profile sets, as the server says it"
+    assert "--max-running-requests" in cell["arm"]["arguments"]
+    assert served.run(sweep).stdout == "", "measured once"
+
+
 def test_rollback_without_a_network_and_forward_again(served: Guest) -> None:
     served.cut_internet()
     try:
