@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from pydantic import BaseModel
@@ -48,16 +48,23 @@ def errors_to_exit_codes(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-# Groups of verbs by the module that holds them, imported when asked for: `gpubox status` needs none of them.
+class Verbs(NamedTuple):
+    """A group of verbs: the module that holds it, and its line in `gpubox --help`."""
+
+    module: str
+    summary: str
+
+
+# Imported when asked for: `gpubox status` needs none of them, and what measures needs scipy.
 GROUPS = {
-    "bench": "gpubox.cli.bench",
-    "collectives": "gpubox.cli.collectives",
-    "draft": "gpubox.cli.draft",
-    "model": "gpubox.cli.build",
-    "patches": "gpubox.cli.patches",
-    "release": "gpubox.cli.build",
-    "stack": "gpubox.cli.build",
-    "weights": "gpubox.cli.weights",
+    "bench": Verbs("gpubox.cli.bench", "Measure what serves, and compare."),
+    "collectives": Verbs("gpubox.cli.collectives", "All-reduce between the GPUs of this box."),
+    "draft": Verbs("gpubox.cli.draft", "EAGLE-3 drafts: check and convert."),
+    "model": Verbs("gpubox.cli.build", "Models that are converted on the box."),
+    "patches": Verbs("gpubox.cli.patches", "A stack's own changes to its engine: check, apply, revert."),
+    "release": Verbs("gpubox.cli.build", "Releases: put in place, remove old ones."),
+    "stack": Verbs("gpubox.cli.build", "Software worlds: build and prove."),
+    "weights": Verbs("gpubox.cli.weights", "Model directories: verify, fetch, write a manifest."),
 }
 
 
@@ -70,8 +77,20 @@ class GpuboxGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in GROUPS:
             return super().get_command(ctx, cmd_name)
-        group: click.Command = getattr(importlib.import_module(GROUPS[cmd_name]), f"{cmd_name}_group")
+        group: click.Command = getattr(importlib.import_module(GROUPS[cmd_name].module), f"{cmd_name}_group")
         return group
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does it, without importing the groups for their first lines."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.commands.get(name)
+            if name in GROUPS:
+                rows.append((name, GROUPS[name].summary))
+            elif command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=60)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         return errors_to_exit_codes(super().invoke)(ctx)

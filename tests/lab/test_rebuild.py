@@ -32,8 +32,11 @@ CUDA_HOME = {NEW: "/usr/local/cuda-13.0", OLD: "/usr/local/cuda-12.8"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def toolkits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Both toolkits, from a small signed repository, in every deploy of this module: empty but for an nvcc each."""
+def toolkits(bare: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both toolkits, from a small signed repository, in every deploy of this module: empty but for an nvcc each.
+
+    After the node: the address that it is served on is the bridge's, which comes with the first host.
+    """
     with toolkit_settings(tmp_path_factory.mktemp("toolkits"), BOTH_TOOLKITS, str(GATEWAY)) as settings:
         DATA[:] = ["--data", f"toolkits={json.dumps(settings)}"]
         yield
