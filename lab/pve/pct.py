@@ -77,14 +77,19 @@ def _status(values: Values, _rest: list[str]) -> None:
 
 
 def _create(values: Values, _rest: list[str]) -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whose caller is gone ends at its next line, as a worker of PVE
     keys = values.get("ssh-public-keys")
     if keys is not None:
         try:
             values["ssh-public-keys"] = Path(keys).read_text()
         except OSError as error:
             raise PveError(f"can't open '{keys}' - {error.strerror}") from error
-    create(values.pop("vmid"), values)
+    # One whose caller is gone ends at its next line, as a worker of PVE. Only meanwhile: tests call this in their own
+    # process, which would die of any connection that is closed on it later.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        create(values.pop("vmid"), values)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def _set(values: Values, _rest: list[str]) -> None:
