@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gpubox.errors import InputError
 from gpubox.nvidia.openpgp import armored, fingerprints
 from gpubox.nvidia.repository import Key, Place, RepositorySettings
-
-ROOT = Path(__file__).resolve().parent.parent
+from roles.templates import ROOT
 
 
 def key_of(place: Place, settings: object) -> Key | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pyinfra import host, logger
 
 from facts.box import BoxState, Question, box_state, look_at
@@ -19,8 +17,7 @@ from roles import cuda_toolkit, nvidia_userland
 from roles.box import PACKAGES, directories, rendered
 from roles.keys import key_of
 from roles.serve import ssh_address
-
-ROOT = Path(__file__).resolve().parent.parent
+from roles.templates import ROOT
 
 
 def preflight(*, activates: bool = True) -> BoxPlan:

@@ -6,11 +6,13 @@ what is unknown stays unknown.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpubox.health.endpoint import direct_session
 
 TIMEOUT_S: Final = 30.0
 TOKENS: Final = "sglang:generation_tokens_total"
@@ -74,9 +76,7 @@ def accept_length(before: Counters | None, after: Counters | None) -> float | No
 
 
 def _get(url: str) -> bytes | None:
-    session: Any = requests.Session()
-    session.trust_env = False
-    with session:
+    with direct_session() as session:
         try:
             response = session.get(url, timeout=TIMEOUT_S, allow_redirects=False)
         except requests.RequestException:

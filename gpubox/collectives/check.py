@@ -20,6 +20,7 @@ from gpubox.layout import Layout
 from gpubox.nvidia.gpu import busy_gpus, driver_version, gpu_uuids
 from gpubox.rollout.history import now
 from gpubox.rollout.service_user import run_as, service_user
+from gpubox.specs.command_line import argument
 from gpubox.specs.release import Release
 
 Reporter = Callable[[str], None]
@@ -34,14 +35,11 @@ def ranks_of(release: Release) -> int:
     """The tensor-parallel size that the release's command line asks for; 1 when it names none."""
     if release.tp_size is not None:
         return release.tp_size
-    words = release.arguments  # of schema 1
-    return int(words[words.index("--tp-size") + 1]) if "--tp-size" in words else 1
+    return int(argument(release.arguments, "--tp-size") or 1)  # of schema 1
 
 
 def backend_of(release: Release) -> Backend:
-    words = release.arguments
-    on_cpu = "--device" in words and words[words.index("--device") + 1] == "cpu"
-    return "gloo" if on_cpu else "nccl"
+    return "gloo" if argument(release.arguments, "--device") == "cpu" else "nccl"
 
 
 def groups_of(ranks: int, backend: Backend) -> list[Group]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from gpubox.drafts.documents import read_object
 from gpubox.drafts.findings import Report
 from gpubox.errors import BrokenError, InputError, RefusedError
 from gpubox.layout import Layout
+from gpubox.specs.command_line import argument
 
 ALGORITHM: Final = "EAGLE3"
 EMPTIED_AT_BOOT: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -81,21 +81,17 @@ def serving_engine(layout: Layout) -> tuple[str, tuple[str, ...]]:
     if not layout.current.is_symlink():
         raise InputError("no release is active on this box, so no engine version is known", hint=hint)
     stack_id = str(read_object(layout.current / "release.json").get("stack_id"))
+    return stack_engine(layout, stack_id)
+
+
+def stack_engine(layout: Layout, stack_id: str) -> tuple[str, tuple[str, ...]]:
+    """Engine version and patches of a stack on this box. Raises InputError when its stack.json names none."""
     spec = read_object(layout.stacks / stack_id / "stack.json").get("spec")
     engine: Any = spec.get("engine") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(engine, dict) or not isinstance(engine.get("version"), str):
+        hint = "name it with --engine, for example --engine 0.5.9"
         raise InputError(f"stack {stack_id}: its stack.json names no engine version", hint=hint)
     return engine["version"], tuple(name for name in spec.get("patches", ()) if isinstance(name, str))
-
-
-def argument(words: Sequence[str], *flags: str) -> str | None:
-    """The value of the last of `flags` on a command line, in either spelling: --flag value, --flag=value."""
-    found = None
-    for position, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in flags:
-            found = value if equals else words[position + 1] if position + 1 < len(words) else ""
-    return found
 
 
 def _serving(release: ReleaseDraft) -> Serving:

@@ -45,7 +45,7 @@ class Endpoint:
 
     def health(self, timeout_s: float) -> tuple[HealthState, str]:
         """State and a few words about it. Never raises for what a server does."""
-        with _session() as session:
+        with direct_session() as session:
             try:
                 status = session.get(f"{self.base_url}/health", timeout=timeout_s, allow_redirects=False).status_code
             except requests.Timeout:
@@ -107,7 +107,7 @@ class Endpoint:
         """A session whose failures become a ProofError that names the probe and hides the key."""
         hint = ""
         try:
-            with _session() as session:
+            with direct_session() as session:
                 if self.api_key:
                     session.headers["Authorization"] = f"Bearer {self.api_key}"
                 yield session
@@ -140,9 +140,10 @@ def _is_base_url(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or url.endswith("/"))
 
 
-def _session() -> requests.Session:
+def direct_session() -> requests.Session:
+    """No proxy and no .netrc between a question and the server it is about."""
     session = requests.Session()
-    session.trust_env = False  # no proxy and no .netrc between a probe and the server it is about
+    session.trust_env = False
     return session
 
 

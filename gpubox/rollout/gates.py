@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from gpubox.collectives import check, record
 from gpubox.drafts.findings import Level
-from gpubox.drafts.preflight import ReleaseDraft, check_release_draft
+from gpubox.drafts.preflight import ReleaseDraft, check_release_draft, stack_engine
 from gpubox.errors import BrokenError, RefusedError
 from gpubox.layout import Layout
 from gpubox.rollout.activation import Report
@@ -41,11 +40,15 @@ class ReleaseGates:
         ranks = check.ranks_of(release)
         if ranks < 2:
             return
-        known = record.read(self._layout).under(check.conditions(release, ranks))
+        known = self._known(release, ranks)
         if known and known.passed:
             report(f"all-reduce of {ranks} ranks passed on {known.time}, and nothing that decides it has changed")
             return
         check.check(release, ranks, self._layout, report)
+
+    def _known(self, release: Release, ranks: int) -> record.Record | None:
+        """What an all-reduce under the conditions of now is known to do."""
+        return record.read(self._layout).under(check.conditions(release, ranks))
 
     def _check_weights(self, model: Path, report: Report) -> None:
         """By what was read before: no byte is read here, so 547 GB cost nothing."""
@@ -63,13 +66,13 @@ class ReleaseGates:
             report(f"weights: the bytes of {model} are not proved: gpubox weights verify {model} --deep")
 
     def _check_draft(self, release: Release, draft: Path, report: Report) -> None:
-        stack = json.loads((self._layout.stacks / release.stack_id / "stack.json").read_bytes())["spec"]
+        engine_version, patches = stack_engine(self._layout, release.stack_id)
         seen = check_release_draft(
             ReleaseDraft(
                 draft_path=draft,
                 model_path=Path(release.model_path),
-                engine_version=stack["engine"]["version"],
-                patches=tuple(stack["patches"]),
+                engine_version=engine_version,
+                patches=patches,
                 arguments=tuple(release.arguments),
                 gpu_bytes=None if release.gpu_memory_mib is None else release.gpu_memory_mib * MIB,
             ),
@@ -83,7 +86,7 @@ class ReleaseGates:
         ranks = check.ranks_of(release)
         if ranks < 2:
             return
-        known = record.read(self._layout).under(check.conditions(release, ranks))
+        known = self._known(release, ranks)
         if known and known.failure:
             raise RefusedError(
                 f"release {release.id}: on {known.time}, with all as it is now, {known.failure}",

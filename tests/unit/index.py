@@ -9,6 +9,18 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
+# artefacts.toml of a stack whose kernels come from this index, by one candidate.
+ARTEFACT = """
+[[unproved]]
+name = "kernels"
+version = "1.0+cu130"
+file = "kernels-1.0+cu130-py3-none-any.whl"
+index = "ours"
+[[unproved.candidates]]
+sha256 = "{sha256}"
+source = "somebody"
+"""
+
 
 @dataclass
 class Index:

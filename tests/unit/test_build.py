@@ -23,7 +23,7 @@ from gpubox.layout import Layout
 from gpubox.rollout.status import stack_problems
 from gpubox.specs.artefacts import RepublishedError
 from gpubox.specs.stack import load_overlay
-from tests.unit.index import Index, serving
+from tests.unit.index import ARTEFACT, Index, serving
 from tests.unit.patching import patch_text, sha
 from tests.unit.wheels import PYTHON, Workshop, library
 
@@ -310,18 +310,6 @@ def test_the_profiler_that_triton_brings_is_of_no_stack(box: Box, shop: Workshop
     shop.wheel("helpers-of-many-gpus", "1.0", {"helpers/cupti/libcupti.so.12": b"any bytes"})
     box.build(shop.upload(shop.stack(extra=CUDA.replace('["kernels"]', "[]"))))
     assert box.names() != []
-
-
-ARTEFACT = """
-[[unproved]]
-name = "kernels"
-version = "1.0+cu130"
-file = "kernels-1.0+cu130-py3-none-any.whl"
-index = "ours"
-[[unproved.candidates]]
-sha256 = "{sha256}"
-source = "somebody"
-"""
 
 
 @pytest.fixture

@@ -18,20 +18,10 @@ from gpubox.errors import BrokenError
 from gpubox.layout import Layout
 from gpubox.specs.stack_rules import installable_tags
 from gpubox.specs.wheelhouse import gathered_for, read_manifests
-from tests.unit.index import Index, serving
+from tests.unit.index import ARTEFACT, Index, serving
 from tests.unit.patching import HEADER, patch_text
 from tests.unit.wheels import PYTHON, Workshop
 
-ARTEFACT = """
-[[unproved]]
-name = "kernels"
-version = "1.0+cu130"
-file = "kernels-1.0+cu130-py3-none-any.whl"
-index = "ours"
-[[unproved.candidates]]
-sha256 = "{sha256}"
-source = "somebody"
-"""
 TOP = HEADER.replace("helper==2.0", "helper==1.0")
 PATCH = patch_text({"helper.py": ("VALUE = 1\n", "VALUE = 2\n")}, TOP)
 
